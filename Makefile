@@ -1,0 +1,31 @@
+# Two commands do everything on a machine with Python 3.11+, pip, make and a C++ compiler:
+#   make demo    prunes a small network on real digits and prints the report
+#   make test    runs the checks' tests with coverage
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check bench clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --durations=10
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/overhead.py
+
+# The stamp is newer than pyproject.toml only after a complete install.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -1,0 +1,225 @@
+"""How thresholds move: the state of the rule, one step of it, and what every goal shares.
+
+All state is tensors on the device, and a step only launches work on it: nothing is read back, so a step can be
+captured in a CUDA graph and still sees new targets and learning rates when it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .cost import Bounds
+from .extremes import Extremes
+from .kernels import Moments
+
+#: The slope of the sparsity is measured on weights within this many σ above the threshold.
+BAND = 0.05
+#: The farthest a threshold may move in one step, in σ. Keeps a wrong slope from emptying a tensor.
+STRIDE = 0.3
+
+_ADAM_BETAS = (0.9, 0.999)
+
+
+def ramp_share(step: Tensor, ramp_steps: int) -> Tensor:
+    """Return how much of the goal is asked for at ``step``: a cubic that starts steep and ends flat.
+
+    >>> ramp_share(torch.tensor([0, 50, 100, 150]), 100)
+    tensor([0.0000, 0.8750, 1.0000, 1.0000])
+    """
+    if ramp_steps == 0:
+        return torch.ones_like(step, dtype=torch.get_default_dtype())
+    return 1.0 - (1.0 - (step / ramp_steps).clamp(max=1.0)) ** 3
+
+
+@dataclass
+class Rates:
+    """What the thresholds' own small optimizer reads from the user's, one entry per tensor."""
+
+    lr: Tensor
+    momentum: Tensor
+    adaptive: Tensor  #: whether the tensor's optimizer normalises gradients, as Adam does
+
+    def to(self, device: torch.device) -> None:
+        self.lr, self.momentum, self.adaptive = (x.to(device) for x in (self.lr, self.momentum, self.adaptive))
+
+
+@dataclass
+class State:
+    """Everything a resumed run needs to go on with the same bits, beside the latent weights."""
+
+    r: Tensor
+    threshold: Tensor  #: what the weights were last pruned at
+    spread: Tensor  #: σ, as measured before the last step
+    peak: Tensor
+    nonzero: Tensor
+    band: Tensor
+    step: Tensor
+    velocity: Tensor = field(init=False)
+    square: Tensor = field(init=False)
+    normalised: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.velocity = torch.zeros_like(self.r)
+        self.square = torch.zeros_like(self.r)
+        self.normalised = torch.zeros_like(self.step)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by name."""
+        return dict(vars(self))
+
+    def to(self, device: torch.device) -> None:
+        """Move in place."""
+        for name, value in vars(self).items():
+            setattr(self, name, value.to(device))
+
+
+@dataclass(frozen=True)
+class View:
+    """What a rule may look at when it decides how far thresholds move."""
+
+    r: Tensor
+    sparsity: Tensor  #: of each tensor, as stored
+    slope: Tensor  #: its measured change per unit of r
+    share: Tensor  #: how much of the goal is asked for now
+    share_before: Tensor
+    gradient: Tensor  #: the task's, ∂L/∂r
+    rates: Rates
+    state: State
+    can_tighten: Tensor  #: whether a tensor is above its least non-zeros
+    can_loosen: Tensor  #: whether it is below its most
+    advance: Tensor  #: 1, or 0 where the optimizer skipped its step
+
+    def descend(self, gradient: Tensor) -> Tensor:
+        """Return the move that the thresholds' optimizer makes for ``gradient``, and keep its momenta."""
+        state, rates, go = self.state, self.rates, self.advance
+        first, second = _ADAM_BETAS
+        decay = torch.where(rates.adaptive, first, rates.momentum)
+        fresh = torch.where(rates.adaptive, gradient * (1.0 - first), gradient)
+        state.velocity.lerp_(decay * state.velocity + fresh, go)
+        state.square.lerp_(second * state.square + (1.0 - second) * gradient.square(), go)
+        state.normalised.add_(go.to(state.normalised.dtype))
+        count = state.normalised.clamp_min(1).to(gradient.dtype)
+        unbiased = state.velocity / (1.0 - first**count)
+        scale = (state.square / (1.0 - second**count)).sqrt() + 1e-12
+        return -rates.lr * torch.where(rates.adaptive, unbiased / scale, state.velocity)
+
+
+class Rule:
+    """How one kind of goal moves thresholds. A new one overrides :meth:`start` and :meth:`move`."""
+
+    def move(self, view: View) -> Tensor:
+        """Return the wanted change of every ``r``."""
+        raise NotImplementedError  # pragma: no cover - every rule overrides it
+
+    def loss(self, r: Tensor, share: Tensor) -> Tensor:
+        """Return the sparsity loss at ``r``, for logging."""
+        return torch.zeros((), dtype=r.dtype, device=r.device)
+
+
+class Controller:
+    """Holds the state and moves it by a rule, keeping every tensor within its bounds."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        sizes: Sequence[int],
+        ranges: Sequence[Bounds],
+        state: State,
+        ramp_steps: int,
+        extremes: Extremes | None = None,
+    ) -> None:
+        self.rule = rule
+        self.state = state
+        self.ramp_steps = ramp_steps
+        self.extremes = extremes
+        like = state.r
+        self.sizes = torch.tensor(sizes, dtype=like.dtype, device=like.device)
+        # Aim a little inside the floor, so that a step of the weights does not push a tensor through it.
+        least = [min(b.most, b.least + max(1, b.least // 20)) for b in ranges]
+        self.least = torch.tensor(least, dtype=like.dtype, device=like.device)
+        self.most = torch.tensor([b.most for b in ranges], dtype=like.dtype, device=like.device)
+
+    def to(self, device: torch.device) -> None:
+        """Follow the model to another device."""
+        self.state.to(device)
+        self.sizes, self.least, self.most = (x.to(device) for x in (self.sizes, self.least, self.most))
+
+    def share(self) -> Tensor:
+        """Return how much of the goal is asked for at the present step."""
+        return ramp_share(self.state.step, self.ramp_steps).to(self.state.r.dtype)
+
+    def sparsity(self) -> Tensor:
+        """Return each tensor's stored sparsity."""
+        return 1.0 - self.state.nonzero.to(self.sizes.dtype) / self.sizes
+
+    def slope(self) -> Tensor:
+        """Return the measured change of each tensor's sparsity per unit of r; never less than half a weight's."""
+        return self.state.band.clamp_min(0.5).to(self.sizes.dtype) / (self.sizes * BAND)
+
+    def advance(self, moments: Moments, rates: Rates, skipped: Tensor | None = None) -> None:
+        """Move the thresholds by one optimizer step. Where ``skipped`` is not zero nothing moves."""
+        state = self.state
+        go = torch.ones_like(state.r[0]) if skipped is None else (skipped == 0).to(state.r).reshape(())
+        share_before = self.share()
+        state.step.add_(go.to(state.step.dtype))
+        least, most = self._bounds()
+        kept = state.nonzero.to(self.sizes.dtype)
+        view = View(
+            r=state.r,
+            sparsity=self.sparsity(),
+            slope=self.slope(),
+            share=self.share(),
+            share_before=share_before,
+            gradient=_finite(moments.pull / state.r.clamp_min(1e-3)),
+            rates=rates,
+            state=state,
+            can_tighten=kept > least,
+            can_loosen=(kept < most) & (state.r > 0),
+            advance=go,
+        )
+        move = self._within(least, most, self.rule.move(view))
+        state.r.add_(move * go).clamp_min_(0.0)
+        self.observe(moments, go)
+
+    def observe(self, moments: Moments, go: Tensor | float = 1.0) -> None:
+        """Take over the spread of the weights, from which the thresholds follow."""
+        spread = (moments.square / self.sizes).sqrt()
+        # A spread that overflowed would prune everything; the last good one serves until weights are finite again.
+        usable = torch.isfinite(spread) & torch.as_tensor(go > 0)
+        self.state.spread.copy_(torch.where(usable, spread, self.state.spread))
+        self.state.peak.copy_(torch.where(usable, moments.peak, self.state.peak))
+
+    def thresholds(self) -> Tensor:
+        """Return where to prune now. Whatever r says, the largest weight stays."""
+        return torch.minimum(self.state.r * self.state.spread, 0.999 * self.state.peak)
+
+    def edges(self, thresholds: Tensor) -> Tensor:
+        """Return where the band ends in which the slope is counted."""
+        return thresholds + BAND * self.state.spread
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        if self.extremes is None:
+            return self.least, self.most
+        least, most = self.extremes.bounds(self.sparsity(), self.least / self.sizes, self.most / self.sizes)
+        ramped = self.share() >= 1.0
+        return (
+            torch.where(ramped, least * self.sizes, self.least),
+            torch.where(ramped, most * self.sizes, self.most),
+        )
+
+    def _within(self, least: Tensor, most: Tensor, move: Tensor) -> Tensor:
+        """Limit each tensor's move so that, by its measured slope, it stays between its least and most."""
+        per_r = self.sizes * self.slope()
+        kept = self.state.nonzero.to(self.sizes.dtype)
+        up = ((kept - least) / per_r).clamp_min(-STRIDE)
+        down = ((kept - most) / per_r).clamp(max=STRIDE)
+        return torch.maximum(torch.minimum(move, up), down)
+
+
+def _finite(gradient: Tensor) -> Tensor:
+    """Ignore gradients that overflowed."""
+    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,197 @@
+"""What a weight costs: a goal's limits as exact linear sums over the non-zeros of the pruned tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from torch import nn
+
+from .flops import FlopCount, count_flops
+from .goal import Amount, Budget, Goal, Unconstrained, amount, exact
+from .selection import Selected
+
+#: Every pruned tensor keeps at least this share of its weights, and never fewer than one.
+FLOOR = Fraction(1, 1000)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``fixed + Σ per_weight[i]·nonzeros[i] <= allowed``, all in exact fractions."""
+
+    name: str
+    per_weight: tuple[Fraction, ...]
+    fixed: Fraction
+    allowed: Fraction
+    sizes: tuple[int, ...]
+
+    @property
+    def dense(self) -> Fraction:
+        """What the dense model costs."""
+        return self.cost(self.sizes)
+
+    @property
+    def density(self) -> Fraction:
+        """The share of the pruned tensors' own cost that may remain; at least 1 if the limit binds nothing."""
+        prunable = self.dense - self.fixed
+        return (self.allowed - self.fixed) / prunable if prunable else Fraction(1)
+
+    @property
+    def shares(self) -> list[float]:
+        """Each tensor's share of the prunable cost: the ``c_i`` of Eq. 8."""
+        prunable = self.dense - self.fixed
+        costs = zip(self.per_weight, self.sizes, strict=True)
+        return [float(w * n / prunable) if prunable else 0.0 for w, n in costs]
+
+    def cost(self, nonzeros: Sequence[int]) -> Fraction:
+        """Return what a model with these non-zeros costs."""
+        return self.fixed + sum((w * n for w, n in zip(self.per_weight, nonzeros, strict=True)), Fraction(0))
+
+    def parallel(self, other: Limit) -> bool:
+        """Whether both count the same thing up to a factor, so that only the tighter one can bind."""
+        ratios = {(a == 0, b == 0, a / b if b else 0) for a, b in zip(self.per_weight, other.per_weight, strict=True)}
+        return len(ratios) == 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The fewest and most non-zeros a pruned tensor may have."""
+
+    least: int
+    most: int
+
+
+def bounds(goal: Goal, sizes: Sequence[int]) -> list[Bounds]:
+    """Return each tensor's range: the floor of max(1, 0.1 %), narrowed by the goal's ``layer_density``."""
+    low, high = goal.layer_density or (0.0, 1.0)
+    return [_bounds(n, exact(float(low)), exact(float(high))) for n in sizes]
+
+
+def _bounds(size: int, low: Fraction, high: Fraction) -> Bounds:
+    least = max(1, math.ceil(size * FLOOR), math.ceil(size * low))
+    return Bounds(least, max(least, math.floor(size * high)))
+
+
+def limits(goal: Budget, model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> list[Limit]:
+    """Return the budget's limits in the order they are declared."""
+    return [_limit(name, value, model, selected, flops) for name, value in goal.limits().items()]
+
+
+def _limit(name: str, value: Any, model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> Limit:
+    sizes = tuple(s.parameter.numel() for s in selected)
+    if name == "sparsity":
+        ones = tuple(Fraction(1) for _ in sizes)
+        return Limit(name, ones, Fraction(0), Fraction(math.floor(sum(sizes) * (1 - exact(value)))), sizes)
+    per_weight, fixed = {"params": _params, "flops": _flops, "bytes": _bytes}[name](model, selected, flops)
+    asked: Amount = amount(name, value)
+    dense = fixed["dense"]
+    return Limit(name, per_weight, fixed["fixed"], asked.value * dense if asked.relative else asked.value, sizes)
+
+
+_Costs = tuple[tuple[Fraction, ...], dict[str, Fraction]]
+
+
+def _params(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> _Costs:
+    total = Fraction(sum(p.numel() for p in model.parameters()))
+    pruned = sum(s.parameter.numel() for s in selected)
+    return tuple(Fraction(1) for _ in selected), {"dense": total, "fixed": total - pruned}
+
+
+def _flops(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> _Costs:
+    if flops is None:
+        raise ValueError("A FLOPs goal needs example_inputs=, a batch like those the model is called with.")
+    spent = flops_of(model, selected, flops)
+    per_weight = tuple(f / s.parameter.numel() for f, s in zip(spent, selected, strict=True))
+    return per_weight, {"dense": flops.total, "fixed": flops.total - sum(spent, Fraction(0))}
+
+
+def _bytes(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> _Costs:
+    """Non-zeros at item size and one bit a weight where pruned; everything else the file holds as it is."""
+    pruned = {id(s.parameter) for s in selected}
+    stored = [*model.parameters(), *_saved_buffers(model)]
+    dense = Fraction(sum(t.numel() * t.element_size() for t in stored))
+    rest = Fraction(sum(t.numel() * t.element_size() for t in stored if id(t) not in pruned))
+    bitmask = Fraction(sum(s.parameter.numel() for s in selected), 8)
+    return tuple(Fraction(s.parameter.element_size()) for s in selected), {
+        "dense": dense,
+        "fixed": rest + bitmask,
+    }
+
+
+def _saved_buffers(model: nn.Module) -> list[Any]:
+    saved = set(model.state_dict(keep_vars=True))
+    return [buffer for name, buffer in model.named_buffers() if name in saved]
+
+
+def flops_of(model: nn.Module, selected: Sequence[Selected], flops: FlopCount) -> list[Fraction]:
+    """Return the FLOPs spent in each selected tensor."""
+    by_parameter = {id(p): flops.per_parameter[name] for name, p in model.named_parameters()}
+    return [by_parameter[id(s.parameter)] for s in selected]
+
+
+def needs_flops(goal: Goal) -> bool:
+    """Whether the goal speaks of FLOPs."""
+    if isinstance(goal, Budget):
+        return goal.flops is not None
+    return isinstance(goal, Unconstrained) and goal.cost == "flops"
+
+
+def flops_for(goal: Goal, model: nn.Module, example_inputs: Any) -> FlopCount | None:
+    """Count FLOPs if the goal speaks of them, and say so if it cannot be done."""
+    if not needs_flops(goal):
+        return None
+    if example_inputs is None:
+        raise ValueError(
+            "A FLOPs goal needs example_inputs=: a tensor, a tuple or a dict like those the model is called with."
+        )
+    return count_flops(model, example_inputs)
+
+
+def reduced(limits: Sequence[Limit]) -> list[Limit]:
+    """Keep the tighter of parallel limits (such as sparsity and params): together they would be one twice."""
+    kept: list[Limit] = []
+    for limit in limits:
+        twins = [other for other in kept if other.parallel(limit)]
+        if not twins:
+            kept.append(limit)
+        elif limit.density < twins[0].density:
+            kept[kept.index(twins[0])] = limit
+    return kept
+
+
+def unreachable(limits: Sequence[Limit], ranges: Sequence[Bounds]) -> list[str]:
+    """Return a sentence for each limit that no pruning within the bounds can meet."""
+    problems = []
+    least = [b.least for b in ranges]
+    for limit in limits:
+        cost = limit.cost(least)
+        if cost > limit.allowed:
+            problems.append(
+                f"The budget allows {figure(limit.allowed)} {unit(limit)}, but {figure(cost)} is the least: "
+                f"{figure(limit.fixed)} in what is not pruned, {figure(cost - limit.fixed)} in the floor of "
+                f"{len(least)} pruned tensors (0.1 % of each, or layer_density). Allow more, or prune more tensors "
+                "with include= or a lower min_size=."
+            )
+    return problems
+
+
+def unit(limit: Limit) -> str:
+    """Name what a limit counts."""
+    return {
+        "sparsity": "non-zero pruned weights",
+        "params": "parameters",
+        "flops": "FLOPs",
+        "bytes": "bytes",
+    }[limit.name]
+
+
+def figure(value: Fraction | int) -> str:
+    """Write a count for a reader.
+
+    >>> figure(Fraction(1234567))
+    '1,234,567'
+    """
+    return f"{math.ceil(value):,}"

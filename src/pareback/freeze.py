@@ -1,0 +1,79 @@
+"""Keeping zeros at zero while a pruned model is trained further."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .hooks import StepHooks, check_optimizers
+from .selection import plain_names, select
+from .sharding import local
+
+
+class Frozen:
+    """Keeps the zeros of a model; made by :func:`freeze`. Use :meth:`remove`, or a ``with`` block, to end it."""
+
+    def __init__(self, weights: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
+        self._weights = list(weights.values())
+        self._zeros = [local(p.detach()) == 0 for p in self._weights]
+        self.names = list(weights)
+        self._hooks = [StepHooks(one, self._mask_gradients, self._mask_weights) for one in optimizers]
+
+    def _mask_gradients(self) -> None:
+        # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
+        for parameter, zeros in zip(self._weights, self._zeros, strict=True):
+            if parameter.grad is not None:
+                local(parameter.grad).masked_fill_(zeros.to(parameter.grad.device), 0.0)
+
+    def _mask_weights(self) -> None:
+        for parameter, zeros in zip(self._weights, self._zeros, strict=True):
+            weight: Tensor = local(parameter.detach())
+            weight.masked_fill_(zeros.to(weight.device), 0.0)
+
+    def remove(self) -> None:
+        """Let the zeros train again; twice is harmless."""
+        for hooks in self._hooks:
+            hooks.remove()
+
+    def __enter__(self) -> Frozen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def freeze(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> Frozen:
+    """Keep the present zeros of a model at zero through every step of its optimizer.
+
+    By default this holds for tensors of two or more dimensions that have zeros and are not all zero (a layer that
+    starts at zero on purpose has to train). ``include`` and ``exclude`` are patterns on parameter names.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> model.weight.data = torch.tensor([[0.0, 1.0]])
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> frozen = freeze(model, optimizer)
+    >>> model(torch.ones(1, 2)).sum().backward(); optimizer.step()
+    >>> model.weight.data
+    tensor([[0.0000, 0.9000]])
+    """
+    optimizers = check_optimizers(optimizer)
+    if include is None:
+        chosen = {name: p for name, p in plain_names(model).items() if p.ndim >= 2 and p.is_floating_point()}
+        unwanted = set() if exclude is None else {s.name for s in select(model, exclude)}
+        chosen = {name: p for name, p in chosen.items() if name not in unwanted}
+    else:
+        chosen = {s.name: s.parameter for s in select(model, include, exclude)}
+    with torch.no_grad():
+        partly = {n: p for n, p in chosen.items() if bool((p == 0).any()) and bool((p != 0).any())}
+    if not partly:
+        raise ValueError("The model has no zeros to keep. Prune it first, with pb.Pruner or pb.prune_.")
+    return Frozen(partly, optimizers)

@@ -1,0 +1,118 @@
+"""Attaches to an optimizer's step: before it on the pruned weights, after it on the trained ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Optimizer
+
+
+class StepHooks:
+    """Calls ``before()`` last before an optimizer's step and ``after()`` first after it.
+
+    A closure runs between the two calls of the optimizer, on weights that have to be pruned; it is wrapped so that
+    ``before()`` follows it.
+    """
+
+    def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self._before, self._after = before, after
+        self._handles = [
+            optimizer.register_step_pre_hook(self._pre),
+            optimizer.register_step_post_hook(self._post),
+        ]
+
+    def remove(self) -> None:
+        """Detach; twice is harmless."""
+        for handle in self._handles:
+            handle.remove()
+
+    @torch.compiler.disable
+    def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _move(optimizer._optimizer_step_post_hooks, self._handles[1].id, last=False)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            with torch.no_grad():
+                self._before()
+            return None
+        if getattr(closure, "_follows", None) is self:  # a subclass handing its closure to super().step
+            return None
+        wrapped = self._following(closure)
+        if len(args) > 1:
+            return (args[0], wrapped, *args[2:]), kwargs
+        return args, {**kwargs, "closure": wrapped}
+
+    @torch.compiler.disable
+    def _post(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self._after()
+        # A hook registered later than ours runs once before it is overtaken: the dictionary may not change while
+        # its hooks are being called.
+        _move(optimizer._optimizer_step_pre_hooks, self._handles[0].id, last=True)
+
+    def _following(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        called = False
+
+        def closure_then_before() -> Any:
+            nonlocal called
+            if called:
+                raise RuntimeError(
+                    f"{type(self._optimizer).__name__} calls its closure more than once in a step, and the second call "
+                    "would run on unpruned weights. Use pb.ParametrizedPruner, which prunes inside the model."
+                )
+            called = True
+            loss = closure()
+            with torch.no_grad():
+                self._before()
+            return loss
+
+        closure_then_before._follows = self  # type: ignore[attr-defined]
+        return closure_then_before
+
+
+def _move(hooks: Any, key: int, last: bool) -> None:
+    if key in hooks and next(reversed(hooks) if last else iter(hooks)) != key:
+        hooks.move_to_end(key, last=last)
+
+
+def check_optimizers(optimizer: Optimizer | Sequence[Optimizer], closures: bool = False) -> list[Optimizer]:
+    """Return the optimizers as a list, refusing those whose step cannot be attached to.
+
+    ``closures`` says whether an optimizer may call its closure repeatedly.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(optimizers, Sequence) or not optimizers:
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer or a sequence of them, not {_kind(optimizer)}.")
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise TypeError(
+                f"{_kind(one)} is not a torch.optim.Optimizer, so its step has no hooks to attach to. Give the torch "
+                "optimizer inside it."
+            )
+        _check_steps_once(one, closures)
+    return list(optimizers)
+
+
+def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:
+    if isinstance(optimizer, LBFGS) and not closures:
+        raise ValueError(
+            "LBFGS evaluates the model several times within a step, at weights that are not pruned in between. Use "
+            "pb.ParametrizedPruner, which prunes inside the model, or another optimizer."
+        )
+    inner = [name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)]
+    if inner:
+        raise ValueError(
+            f"{_kind(optimizer)} wraps another optimizer. Give its .{inner[0]}, whose step changes the weights (SAM "
+            "then works); a wrapper that averages weights, such as Lookahead, would fill the zeros again."
+        )
+    if any("train_mode" in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"{_kind(optimizer)} keeps two versions of the weights and swaps them (schedule-free), so the pruned one "
+            "would not be the one evaluated. Use the ordinary optimizer with a schedule."
+        )
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

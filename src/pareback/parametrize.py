@@ -1,0 +1,121 @@
+"""The parametrization mount: prunes inside the model's forward pass, through ``torch.nn.utils.parametrize``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .kernels import Moments, count, measure
+from .mount import Mount
+from .sharding import is_sharded
+from .shrink import shrink
+
+
+class _PassThrough(torch.autograd.Function):
+    """Replaces a latent weight by its pruned one and hands the gradient back unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, latent: Tensor, threshold: Tensor, exponent: float) -> Tensor:
+        return shrink(latent, threshold, exponent)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None, None
+
+
+class Pruned(nn.Module):
+    """Computes a pruned weight from its latent one."""
+
+    threshold: Tensor
+
+    def __init__(self, threshold: Tensor, exponent: float) -> None:
+        super().__init__()
+        # Not saved: the pruner's own state has it, and the model's checkpoint keeps to weights.
+        self.register_buffer("threshold", threshold.clone(), persistent=False)
+        self.exponent = exponent
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return _PassThrough.apply(latent, self.threshold, self.exponent)  # type: ignore[no-any-return]
+
+
+class ParametrizedPruner(Mount):
+    """Trains a model to a goal by pruning inside its forward pass; takes the same arguments as :class:`Pruner`.
+
+    The parameters hold the latent weights and ``module.weight`` computes the pruned ones, so an optimizer may evaluate
+    the model as often as it likes within a step (LBFGS) and other code may differentiate through the pruning. The price
+    is what parametrizations cost: new names in the ``state_dict``, and work in every forward pass. Both mounts give the
+    same numbers.
+
+    :meth:`finish` removes the parametrizations and leaves a plain model.
+
+    >>> import pareback as pb
+    >>> model = torch.nn.Linear(100, 20)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> pruner = ParametrizedPruner(model, optimizer, pb.Fixed(sparsity=0.9))
+    >>> int(model.weight.count_nonzero()), int(model.parametrizations.weight.original.count_nonzero())
+    (200, 2000)
+    """
+
+    _closures = True
+
+    def _mount(self) -> None:
+        if any(is_sharded(p) for p in self.parameters):
+            raise ValueError("Sharded parameters cannot be parametrized. Use pb.Pruner.")
+        self._recurrent: list[Any] = []
+        self._places = [_owners_of(self.model, p) for p in self.parameters]
+        self._order = {m: list(m._parameters) for places in self._places for m, _ in places}
+        self._pruned = []
+        for threshold, places in zip(self._controller.state.threshold, self._places, strict=True):
+            pruned = Pruned(threshold, self._exponent)
+            self._pruned.append(pruned)
+            for module, attribute in places:  # both sides of a tie get the one object
+                parametrize.register_parametrization(module, attribute, pruned, unsafe=True)
+        modules = {id(m): m for places in self._places for m, _ in places if isinstance(m, nn.RNNBase)}
+        self._recurrent = [m.register_forward_pre_hook(_refresh_flat_weights) for m in modules.values()]
+
+    def _restore(self, part: int) -> Moments:
+        thresholds = self._rates.of_part(part, self._controller.state.threshold)
+        latents = self._part(part)
+        return measure(latents, self._grads(part), thresholds, self._exponent, self._straight_through)
+
+    def _part(self, part: int) -> list[Tensor]:
+        return [self.parameters[i].detach() for i in self._rates.parts[part]]
+
+    def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        for i, threshold in zip(self._rates.parts[part], thresholds.unbind(), strict=True):
+            self._pruned[i].threshold.copy_(threshold)
+        return count(self._part(part), thresholds, edges, self._exponent)
+
+    def _latents(self) -> list[Tensor]:
+        return [p.detach() for p in self.parameters]
+
+    def _land(self, values: list[Tensor]) -> None:
+        for handle in self._recurrent:
+            handle.remove()
+        for parameter, places, value in zip(self.parameters, self._places, values, strict=True):
+            parameter.copy_(value)
+            for module, attribute in places:
+                parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+        for module, names in self._order.items():
+            # Removal appends; optimizers rebuilt from a checkpoint count parameters in their first order.
+            module._parameters.update({name: module._parameters.pop(name) for name in names})
+            if isinstance(module, nn.RNNBase):
+                _refresh_flat_weights(module)
+
+
+def _owners_of(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
+    """Return every module and attribute that holds the parameter: more than one where weights are tied."""
+    found = {}
+    for module in model.modules():
+        for attribute, value in module._parameters.items():
+            if value is parameter:
+                found[id(module), attribute] = (module, attribute)
+    return list(found.values())
+
+
+def _refresh_flat_weights(module: nn.Module, *_: Any) -> None:
+    """Let a recurrent module see its pruned weights: it keeps a list of its own that attributes do not reach."""
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]  # type: ignore[union-attr,assignment]

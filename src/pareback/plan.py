@@ -1,0 +1,153 @@
+"""What a goal would mean for each tensor, and whether it can be met, before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .blueprint import Blueprint, draw_up
+from .cost import Limit, figure, unit, unreachable
+from .goal import Budget, Fixed, Goal
+from .mount import check_shrink
+from .report import percent, table
+from .search import counter
+from .selection import MIN_SIZE
+from .sharding import Shards, local
+from .wording import suggests_options
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor that would be pruned; ``nonzeros`` is what it would keep if training left its weights as they are."""
+
+    name: str
+    shape: tuple[int, ...]
+    params: int
+    nonzeros: int
+    least: int
+    most: int
+
+    @property
+    def sparsity(self) -> float:
+        return 1.0 - self.nonzeros / self.params
+
+
+@dataclass(frozen=True)
+class PlannedLimit:
+    """A limit of the budget: what the dense model costs, what is allowed, and the least that pruning can reach."""
+
+    name: str
+    dense: float
+    allowed: float
+    least: float
+    binding: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The outcome of :func:`plan`. Prints as a table; ``feasible`` says whether the goal can be met."""
+
+    goal: Goal
+    tensors: tuple[PlannedTensor, ...]
+    limits: tuple[PlannedLimit, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether training to the goal would be accepted."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain numbers and strings, ready for JSON."""
+        return {
+            "feasible": self.feasible,
+            "problems": list(self.problems),
+            "limits": [asdict(limit) for limit in self.limits],
+            "tensors": [{**asdict(t), "shape": list(t.shape), "sparsity": t.sparsity} for t in self.tensors],
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            [
+                t.name,
+                "×".join(map(str, t.shape)),
+                f"{t.params:,}",
+                f"{t.nonzeros:,}",
+                percent(t.sparsity),
+                f"{t.least:,}",
+            ]
+            for t in self.tensors
+        ]
+        lines = [table(["tensor", "shape", "params", "would keep", "sparsity", "at least"], rows, left=2)]
+        for limit in self.limits:
+            lines.append(
+                f"{limit.name}: {limit.allowed:,.0f} of {limit.dense:,.0f} allowed, {limit.least:,.0f} at least"
+                + (" (binding)" if limit.binding else "")
+            )
+        lines += [f"cannot be met: {problem}" for problem in self.problems] or ["can be met"]
+        return "\n".join(lines)
+
+
+@suggests_options
+def plan(
+    model: nn.Module,
+    goal: Goal,
+    example_inputs: Any = None,
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    min_size: int = MIN_SIZE,
+    shrink: str = "hard",
+) -> Plan:
+    """Say what a goal means for a model, without changing it.
+
+    ``nonzeros`` of a tensor is what it would keep if all thresholds were the same multiple of their tensor's spread,
+    which is where training to a budget starts. A goal that cannot be met is described in ``problems``, not raised.
+
+    >>> import pareback as pb
+    >>> planned = pb.plan(nn.Linear(100, 20), pb.Budget(params=0.1))
+    >>> planned.feasible, planned.tensors[0].nonzeros
+    (True, 182)
+    """
+    exponent = check_shrink(shrink)
+    blueprint = draw_up(model, goal, include, exclude, min_size, example_inputs, check=False)
+    problems = tuple(unreachable(blueprint.limits, blueprint.ranges))
+    nonzeros = _least(blueprint) if problems else _would_keep(blueprint, exponent)
+    tensors = tuple(
+        PlannedTensor(s.name, tuple(s.parameter.shape), s.parameter.numel(), n, b.least, b.most)
+        for s, n, b in zip(blueprint.selected, nonzeros, blueprint.ranges, strict=True)
+    )
+    limits = tuple(_planned(limit, blueprint, nonzeros) for limit in blueprint.limits)
+    return Plan(goal, tensors, limits, problems)
+
+
+def _least(blueprint: Blueprint) -> list[int]:
+    return [b.least for b in blueprint.ranges]
+
+
+def _would_keep(blueprint: Blueprint, exponent: float) -> list[int]:
+    if isinstance(blueprint.goal, Fixed) and blueprint.goal.bound == "search":
+        return blueprint.keep()
+    parameters = [s.parameter for s in blueprint.selected]
+    shards = Shards(parameters)
+    with torch.no_grad():
+        weights = blueprint.weights([local(p.detach()) for p in parameters], shards, torch.float32)
+        if blueprint.enforces_exactly:
+            landing = blueprint.land(weights, torch.zeros_like(weights.spread), exponent, shards)
+            fewer = counter(weights.tensors, exponent, shards)(landing.high)
+            return [n + extra for n, extra in zip(fewer, landing.extra, strict=True)]
+        return counter(weights.tensors, exponent, shards)(blueprint.start(weights, 1.0, exponent, shards))
+
+
+def _planned(limit: Limit, blueprint: Blueprint, nonzeros: list[int]) -> PlannedLimit:
+    exact_budget = isinstance(blueprint.goal, Budget) and blueprint.goal.enforce == "exact"
+    least, cost = limit.cost(_least(blueprint)), limit.cost(nonzeros)
+    binding = exact_budget and limit.allowed < limit.dense and limit.allowed - cost < max(limit.per_weight)
+    return PlannedLimit(limit.name, float(limit.dense), float(limit.allowed), float(least), binding)
+
+
+__all__ = ["Plan", "PlannedLimit", "PlannedTensor", "figure", "plan", "unit"]

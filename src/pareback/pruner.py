@@ -1,0 +1,112 @@
+"""The optimizer mount: prunes beside the optimizer and leaves the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .kernels import Moments, prune_, restore_
+from .mount import Mount
+from .sharding import local
+
+
+class Pruner(Mount):
+    """Trains a model to a goal from inside its optimizer's step.
+
+    The model's own parameters hold the pruned weights, so everything that works with a plain model works. Before
+    ``optimizer.step()`` the latent weights are put back; after it the thresholds move, the weights are pruned and what
+    was taken away is kept. The hooks keep the pruner alive.
+
+    Args:
+        model: any module. It is pruned to the initial target at once and never otherwise modified.
+        optimizer: the torch optimizer of its parameters, or a sequence of them, stepped in that order.
+        goal: :class:`~pareback.Budget`, :class:`~pareback.Fixed` or :class:`~pareback.Unconstrained`.
+        total_steps: the optimizer steps the training will take; needed where the target grows.
+        shrink: ``"hard"`` keeps surviving weights as they are, ``"power"`` lets them start at zero on the threshold,
+            ``"soft"`` subtracts it. An exact budget takes ``"power"`` by default, other goals ``"hard"``.
+        ramp: share of ``total_steps`` over which the target grows; 0.5 for an exact budget, else 0.
+        straight_through: whether pruned weights go on receiving their gradient.
+        include, exclude: fnmatch patterns on parameter names; ``include`` overrides ``min_size``.
+        min_size: the fewest elements of a tensor that is pruned by default.
+        example_inputs: a batch like those the model is called with; needed for FLOPs.
+        threshold_lr: the thresholds' learning rate as a multiple of their tensor's; 0.01 for SGD.
+
+    >>> import pareback as pb
+    >>> model = torch.nn.Linear(100, 20)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> pruner = Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=50)
+    >>> for _ in range(50):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 100)).square().mean().backward()
+    ...     optimizer.step()
+    >>> _ = pruner.finish()
+    >>> int(model.weight.count_nonzero())
+    200
+    """
+
+    def _mount(self) -> None:
+        self._kept = [local(p.detach()).clone() for p in self.parameters]
+
+    def _part(self, part: int) -> tuple[list[Tensor], list[Tensor]]:
+        members = self._rates.parts[part]
+        for i in members:
+            weight = local(self.parameters[i].detach())
+            if self._kept[i].device != weight.device or self._kept[i].dtype != weight.dtype:
+                self._kept[i] = self._kept[i].to(weight)  # the model was moved or cast
+        return [local(self.parameters[i].detach()) for i in members], [self._kept[i] for i in members]
+
+    def _restore(self, part: int) -> Moments:
+        weights, latents = self._part(part)
+        grads = self._grads(part)
+        thresholds = self._rates.of_part(part, self._controller.state.threshold)
+        return restore_(weights, latents, grads, thresholds, self._exponent, self._straight_through)
+
+    def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        weights, latents = self._part(part)
+        return prune_(weights, latents, thresholds, edges, self._exponent)
+
+    def _latents(self) -> list[Tensor]:
+        return self._kept
+
+    def _land(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            local(parameter.detach()).copy_(value)
+        self._kept = []
+
+    def _land_exactly(self) -> None:
+        # An edit since the last step is part of the model now: take it over before landing.
+        for part, members in enumerate(self._rates.parts):
+            if members:
+                self._restore(part)
+                for i in members:
+                    self._kept[i].copy_(local(self.parameters[i].detach()))
+        super()._land_exactly()
+
+    @contextmanager
+    def latents(self) -> Iterator[None]:
+        """Let the model hold its latent weights for a while, for instance to average them.
+
+        >>> import pareback as pb
+        >>> model = torch.nn.Linear(100, 20)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> pruner = Pruner(model, optimizer, pb.Fixed(sparsity=0.9))
+        >>> with pruner.latents():
+        ...     dense = int(model.weight.count_nonzero())
+        >>> dense, int(model.weight.count_nonzero())
+        (2000, 200)
+        """
+        if self.finished:
+            raise RuntimeError("The pruner has finished and let go of the latent weights.")
+        self._settle()
+        with torch.no_grad():
+            for part, members in enumerate(self._rates.parts):
+                if members:
+                    self._restore(part)
+                    self._held[part] = True
+        try:
+            yield
+        finally:
+            self._settle()

@@ -1,0 +1,99 @@
+"""The thresholds' learning rates, read from the user's optimizers at every step so that schedules carry over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .control import Rates
+from .selection import Selected
+from .wording import listed
+
+#: Thresholds learn at this multiple of their tensor's learning rate, by how its optimizer scales gradients.
+SGD_MULTIPLE = 0.01
+ADAPTIVE_MULTIPLE = 1.0
+
+
+class GroupRates:
+    """Knows which parameter group of which optimizer each pruned tensor belongs to."""
+
+    def __init__(
+        self,
+        selected: Sequence[Selected],
+        optimizers: Sequence[Optimizer],
+        multiple: float | None,
+        like: Tensor,
+    ) -> None:
+        places = [_place(s, optimizers) for s in selected]
+        missing = [s.name for s, place in zip(selected, places, strict=True) if place is None]
+        if missing:
+            raise ValueError(
+                f"{listed(missing)} would be pruned but is in no optimizer that was given. Add it to the optimizer, "
+                f"or leave it out with exclude=[{missing[0]!r}]."
+            )
+        found = [place for place in places if place is not None]
+        self._groups: list[tuple[Optimizer, int, Tensor]] = []
+        for place in dict.fromkeys(found):
+            members = [i for i, other in enumerate(found) if other == place]
+            index = torch.tensor(members, device=like.device)
+            self._groups.append((optimizers[place[0]], place[1], index))
+        #: The tensors each optimizer moves.
+        self.parts = [[i for i, place in enumerate(found) if place[0] == k] for k in range(len(optimizers))]
+        self._index = [torch.tensor(part, dtype=torch.int64, device=like.device) for part in self.parts]
+        adaptive = [is_adaptive(optimizers[o].param_groups[g]) for o, g in found]
+        default = [ADAPTIVE_MULTIPLE if a else SGD_MULTIPLE for a in adaptive]
+        multiples = default if multiple is None else [multiple] * len(found)
+        self._multiple = torch.tensor(multiples).to(like)
+        self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
+        self._adaptive = torch.tensor(adaptive, device=like.device)
+
+    def read(self) -> Rates:
+        """Return the present rates, without waiting for the device."""
+        for optimizer, number, index in self._groups:
+            group = optimizer.param_groups[number]
+            _fill(self._lr, index, group["lr"])
+            _fill(self._momentum, index, group.get("momentum", 0.0))
+        return Rates(self._lr * self._multiple, self._momentum, self._adaptive)
+
+    def of_part(self, part: int, values: Tensor) -> Tensor:
+        """Return the entries of ``values`` that belong to one optimizer's tensors."""
+        return values if len(self._index[part]) == len(values) else values.index_select(0, self._index[part])
+
+    def set_part_(self, part: int, values: Tensor, fresh: Tensor) -> None:
+        """Overwrite those entries, in place."""
+        if len(fresh) == len(values):
+            values.copy_(fresh)
+        else:
+            values.index_copy_(0, self._index[part], fresh)
+
+    def to(self, device: torch.device) -> None:
+        """Follow the model to another device."""
+        self._groups = [(o, g, index.to(device)) for o, g, index in self._groups]
+        self._index = [index.to(device) for index in self._index]
+        self._multiple, self._lr = self._multiple.to(device), self._lr.to(device)
+        self._momentum, self._adaptive = self._momentum.to(device), self._adaptive.to(device)
+
+
+def is_adaptive(group: dict[str, Any]) -> bool:
+    """Whether a parameter group belongs to an optimizer that divides gradients by their size, as Adam does."""
+    return "momentum" not in group or "betas" in group or "alpha" in group
+
+
+def _place(wanted: Selected, optimizers: Sequence[Optimizer]) -> tuple[int, int] | None:
+    for o, optimizer in enumerate(optimizers):
+        for g, group in enumerate(optimizer.param_groups):
+            if any(p is wanted.parameter for p in group["params"]):
+                return o, g
+    return None
+
+
+def _fill(rates: Tensor, index: Tensor, value: float | Tensor) -> None:
+    """Write one group's rate. A tensor on the device is copied there, so that a replayed graph sees it change."""
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        rates.index_copy_(0, index, value.reshape(1).to(rates).expand(len(index)))
+    else:
+        rates.index_fill_(0, index, float(value))

@@ -1,0 +1,209 @@
+"""The rules of the paper and the exact budget: how each goal moves thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .control import STRIDE, Controller, Rule, View
+from .cost import Limit
+from .shrink import gaussian_bound, predicted_sparsity, sparsity_slope
+
+#: How much of the remaining error the exact budget corrects in a step. The slope is measured, so one step at 1.0
+#: would be Newton's; half of it damps what counts of single weights add.
+GAIN = 0.5
+#: A limit this close to binding (in density) already keeps the gradient from using it up.
+NEAR = 0.002
+
+
+class GaussianBound(Rule):
+    """fixed-GA, Eq. 3: the bound a normal distribution would need."""
+
+    def __init__(self, sparsity: float) -> None:
+        self.target = sparsity
+
+    def move(self, view: View) -> Tensor:
+        return gaussian_bound(self.target * view.share).to(view.r.dtype) - view.r
+
+
+class SearchedBound(Rule):
+    """fixed-BS, Eq. 2: each tensor by itself, from its count of the step before.
+
+    The move is Newton's with the measured slope. :meth:`refine` then counts the moved weights until every tensor is
+    within the tolerance; a warm start usually needs one or two counts.
+    """
+
+    #: ε of Eq. 2, as a fraction of a tensor; half a weight where that is more.
+    tolerance = 1e-4
+    #: Counts at most in one step. Where nothing may be read back, all of them are made.
+    passes = 12
+
+    def __init__(self, keep: Sequence[int], sizes: Sequence[int], like: Tensor) -> None:
+        kept = torch.tensor(keep, dtype=torch.float64) / torch.tensor(sizes, dtype=torch.float64)
+        self.target = (1.0 - kept).to(like)
+
+    def move(self, view: View) -> Tensor:
+        wanted = self.target.to(view.r) * view.share
+        return ((wanted - view.sparsity) / view.slope).clamp(-STRIDE, STRIDE)
+
+    def refine(self, controller: Controller, recount: Callable[[], None]) -> None:
+        """Search on between brackets: two steps of Newton, then interpolation and bisection in turn."""
+        r = controller.state.r
+        wanted = self.target.to(r) * controller.share()
+        tolerance = (0.5 / controller.sizes).clamp_min(self.tolerance)
+        low, high = torch.zeros_like(r), torch.full_like(r, torch.inf)
+        missing, surplus = wanted, torch.zeros_like(r)  # how far from the target the brackets are
+        for number in range(self.passes):
+            recount()
+            miss = wanted - controller.sparsity()
+            done = miss.abs() <= tolerance
+            # On the CPU looking costs nothing; converged tensors stand still either way.
+            if r.device.type == "cpu" and bool(done.all()):
+                return
+            low, missing = torch.where(miss > 0, r, low), torch.where(miss > 0, miss, missing)
+            high, surplus = torch.where(miss < 0, r, high), torch.where(miss < 0, -miss, surplus)
+            if number < 2:
+                guess = r + (miss / controller.slope()).clamp(-STRIDE, STRIDE)
+            elif number % 2:
+                guess = low + 0.5 * (high - low)
+            else:
+                guess = low + (high - low) * (missing / (missing + surplus))
+            outward = torch.where(torch.isfinite(high), low + 0.5 * (high - low), r + STRIDE)
+            guess = torch.where((guess > low) & (guess < high), guess, outward)
+            r.copy_(torch.where(done, r, guess))
+
+
+class Penalty(Rule):
+    """The adaptive sparsity losses of the paper: thresholds descend the task's loss plus a penalty on density.
+
+    ``kind`` is ``"linear"`` (Eq. 7: λ·L_s), ``"squared"`` (Eq. 10: λ·(L_s − B)²) or ``"hinge"`` (Eq. 11:
+    λ·max(L_s − B, 0)), summed over the limits. ``shares[j]`` are limit j's contribution weights ``c_i``.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        shares: Sequence[Sequence[float]],
+        budgets: Sequence[float],
+        weights: Sequence[float],
+        extremes: tuple[float, float] | None,
+        like: Tensor,
+    ) -> None:
+        self.kind = kind
+        self.shares = torch.tensor(shares).to(like)
+        self.budgets = torch.tensor(budgets).to(like)
+        self.weights = torch.tensor(weights).to(like)
+        self.extremes = extremes
+
+    def density(self, r: Tensor) -> Tensor:
+        """Return each limit's predicted density ``L_s``, Eq. 6 and 8."""
+        shares = self.shares.to(r)
+        return (shares * (1.0 - predicted_sparsity(r))).sum(1)
+
+    def _budget(self, share: Tensor) -> Tensor:
+        return 1.0 - share * (1.0 - self.budgets.to(share))
+
+    def loss(self, r: Tensor, share: Tensor) -> Tensor:
+        density, weights = self.density(r), self.weights.to(r)
+        over = density - self._budget(share)
+        each = {"linear": density, "squared": over.square(), "hinge": over.clamp_min(0.0)}[self.kind]
+        return (weights * each).sum() + self._between(r)[0]
+
+    def gradient(self, r: Tensor, share: Tensor) -> Tensor:
+        """Return ∂loss/∂r."""
+        over = self.density(r) - self._budget(share)
+        pull = {
+            "linear": torch.ones_like(over),
+            "squared": 2.0 * over,
+            "hinge": (over > 0).to(r.dtype),
+        }[self.kind] * self.weights.to(r)
+        return -(pull[:, None] * self.shares.to(r)).sum(0) * sparsity_slope(r) + self._between(r)[1]
+
+    def _between(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the penalty on sparsities between the extremes, λ·Σ c_i·(way to the nearer one), and its gradient."""
+        if self.extremes is None:
+            zero = torch.zeros((), dtype=r.dtype, device=r.device)
+            return zero, torch.zeros_like(r)
+        low, high = self.extremes
+        sparsity = predicted_sparsity(r)
+        to_low, to_high = sparsity - low, high - sparsity
+        way = torch.minimum(to_low, to_high)
+        towards = torch.where(to_low < to_high, 1.0, -1.0) * (way > 0)
+        weight = self.weights.to(r).amax() * self.shares.to(r).mean(0)
+        return (weight * way.clamp_min(0.0)).sum(), weight * towards * sparsity_slope(r)
+
+    def move(self, view: View) -> Tensor:
+        return view.descend(view.gradient + self.gradient(view.r, view.share))
+
+
+class ExactBudget(Rule):
+    """Learned thresholds that stay on the budget.
+
+    The task's gradient is projected onto the surface where the limits stay met, so it only trades weights between
+    tensors; what drifts is restored by shifting all thresholds together by the measured error over the measured
+    slope. There is no λ.
+    """
+
+    def __init__(self, limits: Sequence[Limit], like: Tensor) -> None:
+        self.shares = torch.tensor([limit.shares for limit in limits]).to(like)
+        self.budgets = torch.tensor([float(limit.density) for limit in limits]).to(like).clamp_max(1.0)
+
+    def _budget(self, share: Tensor) -> Tensor:
+        return 1.0 - share * (1.0 - self.budgets.to(share))
+
+    def loss(self, r: Tensor, share: Tensor) -> Tensor:
+        density = (self.shares.to(r) * (1.0 - predicted_sparsity(r))).sum(1)
+        return (density - self._budget(share)).amax().square()
+
+    def move(self, view: View) -> Tensor:
+        shares = self.shares.to(view.r)
+        density = (shares * (1.0 - view.sparsity)).sum(1)
+        error = density - self._budget(view.share_before)
+        slopes = shares * sparsity_slope(view.r)
+        learned = project(view.gradient, slopes, error)
+        learned = project(view.descend(learned), -slopes, error).clamp(-STRIDE, STRIDE)
+        step = self._budget(view.share_before) - self._budget(view.share)
+        return learned + self._restoring(view, shares, GAIN * error + step)
+
+    def _restoring(self, view: View, shares: Tensor, excess: Tensor) -> Tensor:
+        """Return the common shift that removes ``excess`` density from the tightest limit."""
+        # Tensors at their bound in the wanted direction do not give; the others have to make up for them.
+        gives = torch.where((excess > 0)[:, None], view.can_tighten, view.can_loosen)
+        slope = (shares * view.slope * gives).sum(1)
+        # Below a fiftieth of the Gaussian slope the count is noise; dividing by it would overshoot.
+        slope = torch.maximum(slope, 0.02 * (shares * sparsity_slope(view.r)).sum(1)).clamp_min(1e-4)
+        return (excess / slope).amax().clamp(-STRIDE, STRIDE)
+
+
+def project(gradient: Tensor, slopes: Tensor, error: Tensor) -> Tensor:
+    """Remove from ``gradient`` what would change the limits that bind.
+
+    ``slopes[j]`` is the gradient of limit j's sparsity, ``error[j]`` how far its density is above the budget. The
+    tightest limit always binds; another binds if it is near and descending would use it up. Limits are taken one
+    after another and made orthogonal to those before, which is the small linear solve without its singular cases.
+
+    >>> project(torch.tensor([1.0, 1.0]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.0]))
+    tensor([ 0.1600, -0.1200])
+    """
+    tightest = slopes.index_select(0, error.argmax().reshape(1))[0]
+    directions = [_unit(tightest, tightest)]
+    gradient = gradient - (directions[0] * gradient).sum() * directions[0]
+    for row, excess in zip(slopes.unbind(), error.unbind(), strict=True) if len(error) > 1 else ():
+        rest = row
+        for direction in directions:
+            rest = rest - (rest * direction).sum() * direction
+        direction = _unit(rest, row)
+        along = (direction * gradient).sum()
+        direction = direction * ((excess > -NEAR) & (along > 0))
+        gradient = gradient - (direction * gradient).sum() * direction
+        directions.append(direction)
+    return gradient
+
+
+def _unit(row: Tensor, original: Tensor) -> Tensor:
+    """Scale to length one, or to nothing if hardly anything of the original is left."""
+    left = row.square().sum()
+    enough = left > 1e-6 * original.square().sum()
+    return torch.where(enough, row / left.clamp_min(1e-30).sqrt(), torch.zeros_like(row))

@@ -1,0 +1,145 @@
+"""Exact thresholds by counting, never by sorting: used when pruning starts, ends or happens once.
+
+A threshold alone cannot always meet a count, as several weights may be equal. Searches therefore end with two
+neighbouring thresholds, one that keeps too many weights and one that does not, and the weights between them are
+divided by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from .cost import Bounds, Limit
+from .kernels import count, shrunk
+from .sharding import Shards
+
+Counter = Callable[[Tensor], list[int]]
+
+_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Thresholds that keep enough (``high``), that keep one step too much (``low``), and what to keep in between."""
+
+    low: Tensor
+    high: Tensor
+    extra: list[int]
+
+
+def counter(latents: Sequence[Tensor], exponent: float, shards: Shards) -> Counter:
+    """Return a function from thresholds to the exact non-zeros that pruning at them leaves."""
+
+    def counted(thresholds: Tensor) -> list[int]:
+        nonzero, _ = count(latents, thresholds, thresholds, exponent)
+        return [int(n) for n in shards.gather(nonzero[None]).sum(0)[0].tolist()]
+
+    return counted
+
+
+def keep_at_most(counted: Counter, keep: Sequence[int], peak: Tensor) -> Landing:
+    """Find, for each tensor by itself, the thresholds around ``keep`` non-zeros.
+
+    Non-negative floats are ordered like their bit patterns, so bisecting those ends, after at most 32 counts (64 in
+    float64), with two floats that have nothing between them. Eq. 2 of the paper with ε = 0.
+    """
+    integer = _INTEGER[peak.dtype]
+    allowed = torch.tensor(keep)
+    low = torch.zeros_like(peak, dtype=integer)
+    # One float above the largest magnitude prunes everything.
+    high = torch.nextafter(peak, torch.full_like(peak, torch.inf)).view(integer)
+    whole = torch.tensor(counted(low.view(peak.dtype)))
+    unbound = (whole <= allowed).to(peak.device)
+    high = torch.where(unbound, low, high)
+    while bool((high - low > 1).any()):
+        middle = low + (high - low) // 2
+        fits = (torch.tensor(counted(middle.view(peak.dtype))) <= allowed).to(peak.device)
+        high, low = torch.where(fits, middle, high), torch.where(fits, low, middle)
+    low = torch.where(unbound, high, low)
+    thresholds = high.view(peak.dtype)
+    missing = [k - n for k, n in zip(keep, counted(thresholds), strict=True)]
+    extra = [0 if u else m for u, m in zip(unbound.tolist(), missing, strict=True)]
+    return Landing(low.view(peak.dtype), thresholds, extra)
+
+
+def meet_limits(
+    counted: Counter,
+    limits: Sequence[Limit],
+    ranges: Sequence[Bounds],
+    r: Tensor,
+    spread: Tensor,
+    peak: Tensor,
+) -> Landing:
+    """Shift all of ``r`` together until every limit holds and the tightest is met to the weight.
+
+    Tensors stop at their least or most non-zeros; the others go on shifting.
+    """
+    cap, base = _range_of_thresholds(counted, ranges, peak)
+
+    def thresholds(shift: float) -> Tensor:
+        return torch.minimum(torch.maximum((r + shift).clamp_min(0.0) * spread, base), cap)
+
+    def excess(at: Tensor) -> Fraction:
+        nonzeros = counted(at)
+        return max(limit.cost(nonzeros) - limit.allowed for limit in limits)
+
+    low, high = -float(r.max()), float((peak / spread.clamp_min(1e-30)).max()) + 1.0
+    if excess(thresholds(low)) <= 0:
+        loosest = thresholds(low)
+        return Landing(loosest, loosest, [0] * len(ranges))
+    step = min(min(w for w in limit.per_weight if w) for limit in limits if any(limit.per_weight))
+    below, above = thresholds(low), thresholds(high)
+    for _ in range(64):
+        middle = (low + high) / 2
+        at = thresholds(middle)
+        over = excess(at)
+        if over > 0:
+            low, below = middle, at
+        else:
+            high, above = middle, at
+        if -step < over <= 0 or torch.equal(below, above):
+            break
+    return Landing(below, above, _fill(limits, counted(below), counted(above)))
+
+
+def _range_of_thresholds(counted: Counter, ranges: Sequence[Bounds], peak: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest threshold that keeps each tensor's least, and the smallest that keeps no more than its most."""
+    cap = keep_at_most(counted, [b.least - 1 for b in ranges], peak).low
+    whole = counted(torch.zeros_like(peak))
+    if all(n <= b.most for n, b in zip(whole, ranges, strict=True)):
+        return cap, torch.zeros_like(peak)
+    return cap, torch.minimum(keep_at_most(counted, [b.most for b in ranges], peak).high, cap)
+
+
+def _fill(limits: Sequence[Limit], more: list[int], fewer: list[int]) -> list[int]:
+    """Divide what the limits still allow among the weights between two landings, tensor by tensor."""
+    left = [limit.allowed - limit.cost(fewer) for limit in limits]
+    extra = []
+    for i, (m, f) in enumerate(zip(more, fewer, strict=True)):
+        affordable = [
+            rest // limit.per_weight[i] for rest, limit in zip(left, limits, strict=True) if limit.per_weight[i]
+        ]
+        taken = max(0, min([m - f, *affordable]))
+        left = [rest - taken * limit.per_weight[i] for rest, limit in zip(left, limits, strict=True)]
+        extra.append(int(taken))
+    return extra
+
+
+def landed(latents: Sequence[Tensor], landing: Landing, exponent: float, shards: Shards) -> list[Tensor]:
+    """Return the pruned tensors a landing describes; what lies between its thresholds is kept in order of position."""
+    fewer = shrunk(latents, landing.high, exponent)
+    if not any(landing.extra):
+        return fewer
+    more = shrunk(latents, landing.low, exponent)
+    between = [(m != 0) & (f == 0) for m, f in zip(more, fewer, strict=True)]
+    before = shards.on_ranks_before(torch.stack([b.sum().to(landing.high.device) for b in between]))
+    result = []
+    for i, (m, f, b) in enumerate(zip(more, fewer, between, strict=True)):
+        rank_in_order = b.flatten().cumsum(0).view_as(b)
+        result.append(torch.where(b & (rank_in_order <= landing.extra[i] - before[i]), m, f))
+    return result

@@ -1,0 +1,92 @@
+"""The only file that knows DTensor and process groups: local shards in, numbers of the whole tensor out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .kernels import Moments
+
+if dist.is_available():
+    from torch.distributed.tensor import DTensor, Shard
+else:  # a torch built without distributed support has no sharded tensors
+    DTensor = None  # type: ignore[assignment,misc]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a DTensor, as ``fully_shard`` makes them."""
+    return DTensor is not None and isinstance(tensor, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of ``tensor``: the tensor itself where it is not sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def like(shard: Tensor, parameter: Tensor) -> Tensor:
+    """Return ``shard`` as a tensor sharded like ``parameter``, so that a distributed checkpoint can store it."""
+    if not is_sharded(parameter):
+        return shard
+    return DTensor.from_local(  # type: ignore[no-any-return]
+        shard,
+        parameter.device_mesh,  # type: ignore[attr-defined]
+        parameter.placements,  # type: ignore[attr-defined]
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class Shards:
+    """Adds up what each process measured on its shards: one small collective per call, the same on every rank.
+
+    Without sharded tensors (a single process, or DDP, whose replicas are identical) nothing is communicated.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        groups = {_group(p) for p in parameters if is_sharded(p)}
+        if len(groups) > 1:
+            raise ValueError("Pruned parameters are sharded over different device meshes. Shard them over one.")
+        self.group = groups.pop() if groups else None
+        self.world = dist.get_world_size(self.group) if self.group is not None else 1
+        self.rank = dist.get_rank(self.group) if self.group is not None else 0
+        self._split = [is_sharded(p) for p in parameters]
+
+    def gather(self, table: Tensor) -> Tensor:
+        """Return every rank's ``[rows, tensors]`` table as ``[ranks, rows, tensors]``."""
+        if self.group is None:
+            return table[None]
+        # A tensor that is whole on every rank counts once: on the first.
+        mine = table * torch.tensor([split or self.rank == 0 for split in self._split], device=table.device)
+        everyone = torch.empty((self.world, *table.shape), dtype=table.dtype, device=table.device)
+        dist.all_gather_into_tensor(everyone, mine.contiguous(), group=self.group)
+        return everyone
+
+    def on_ranks_before(self, counts: Tensor) -> list[int]:
+        """Return how many of each tensor's ``counts`` lie in the shards of earlier ranks."""
+        earlier = self.gather(counts[None])[: self.rank, 0].sum(0).tolist()
+        return [int(n) if split else 0 for n, split in zip(earlier, self._split, strict=True)]
+
+    def combine(self, moments: Moments, nonzero: Tensor, band: Tensor) -> tuple[Moments, Tensor, Tensor]:
+        """Return moments and counts of the whole tensors, through one all-gather in float64."""
+        if self.group is None:
+            return moments, nonzero, band
+        rows = torch.stack([row.double() for row in (*moments, nonzero, band)])
+        everyone = self.gather(rows)
+        total = everyone.sum(0)
+        dtype = moments.square.dtype
+        whole = Moments(total[0].to(dtype), everyone[:, 1].amax(0).to(dtype), total[2].to(dtype))
+        return whole, total[3].long(), total[4].long()
+
+
+def _group(parameter: Tensor) -> dist.ProcessGroup:
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
+    if any(placement.is_partial() for placement in placements) or len(sharded) != 1:
+        raise ValueError(
+            f"A pruned parameter has placements {placements}; it must be sharded over one mesh dimension, as "
+            "fully_shard(model) does. Exclude it, or shard it so."
+        )
+    return mesh.get_group(sharded[0])  # type: ignore[no-any-return]

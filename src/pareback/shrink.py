@@ -1,0 +1,131 @@
+"""Pure functions of the pruning operation: what a threshold does to a weight, and what follows for the threshold.
+
+Symbols are those of the paper. A tensor's threshold is ``t = r·σ``: ``σ`` is the root mean square of its latent
+weights (their spread around zero) and ``r`` the one number per tensor that is learned or set.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Exponents of the named shrink operators: ``(|w|^p − t^p)^(1/p)`` is soft at 1 and becomes hard as p grows.
+EXPONENTS: dict[str, float] = {"hard": math.inf, "power": 3.0, "soft": 1.0}
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type to calculate in: half precision is widened, as its cubes underflow."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def shrink(weight: Tensor, threshold: Tensor | float, exponent: float) -> Tensor:
+    """Prune ``weight``: zero where ``|w| < threshold``, elsewhere ``sign(w)·(|w|^p − t^p)^(1/p)``.
+
+    ``exponent=math.inf`` keeps the surviving weights as they are (Eq. 1 of the paper). NaN is kept, never hidden
+    as a pruned weight.
+
+    >>> shrink(torch.tensor([-2.0, 0.5, 1.0]), 1.0, math.inf)
+    tensor([-2.,  0.,  1.])
+    >>> shrink(torch.tensor([-2.0, 0.5, 1.0]), 1.0, 1.0)
+    tensor([-1.,  0.,  0.])
+    """
+    wide = weight.to(compute_dtype(weight.dtype))
+    magnitude = wide.abs()
+    # `where` on the negated comparison: multiplying by a mask would leave −0.0 and spread NaN.
+    pruned = magnitude < threshold
+    if exponent == math.inf:
+        return torch.where(pruned, torch.zeros((), dtype=weight.dtype, device=weight.device), weight)
+    # w·(1 − (t/|w|)^p)^(1/p) is the same curve, needs no sign and is exact at t = 0.
+    ratio = torch.div(threshold, magnitude)
+    if exponent == 1.0:
+        factor = ratio.neg_().add_(1.0)
+    elif exponent == 3.0:
+        factor = (ratio * ratio).mul_(ratio).neg_().add_(1.0).pow_(1.0 / 3.0)
+    else:
+        factor = ratio.pow_(exponent).neg_().add_(1.0).pow_(1.0 / exponent)
+    # |w| = 0 divides by zero; it has no magnitude to keep whatever the threshold.
+    nothing = pruned.logical_or_(magnitude == 0)
+    return torch.where(nothing, torch.zeros((), dtype=wide.dtype, device=wide.device), factor.mul_(wide)).to(
+        weight.dtype
+    )
+
+
+def hard(weight: Tensor, threshold: Tensor | float) -> Tensor:
+    """Zero every weight smaller in magnitude than ``threshold``; Eq. 1 of the paper.
+
+    >>> hard(torch.tensor([0.3, -0.7]), 0.5)
+    tensor([ 0.0000, -0.7000])
+    """
+    return shrink(weight, threshold, math.inf)
+
+
+def power(weight: Tensor, threshold: Tensor | float, exponent: float = 3.0) -> Tensor:
+    """Shrink survivors along a curve that starts at zero on the threshold and soon follows ``w``.
+
+    >>> power(torch.tensor([3.0, 1.0]), 2.0)  # the cube root of 27 − 8
+    tensor([2.6684, 0.0000])
+    """
+    return shrink(weight, threshold, exponent)
+
+
+def predicted_sparsity(r: Tensor) -> Tensor:
+    """Return the fraction of a zero-mean Gaussian within ``r`` standard deviations; Eq. 5 of the paper.
+
+    >>> predicted_sparsity(torch.tensor([0.0, 1.0, 1.96]))
+    tensor([0.0000, 0.6827, 0.9500])
+    """
+    return torch.erf(r / math.sqrt(2.0))
+
+
+def sparsity_slope(r: Tensor) -> Tensor:
+    """Return the derivative of :func:`predicted_sparsity`; the appendix's ``∂s/∂b`` in units of ``σ``."""
+    return math.sqrt(2.0 / math.pi) * torch.exp(-0.5 * r * r)
+
+
+def gaussian_bound(sparsity: float | Tensor) -> Tensor:
+    """Return the ``r`` whose predicted sparsity is ``sparsity``; Eq. 3 of the paper.
+
+    >>> gaussian_bound(0.95)
+    tensor(1.9600)
+    """
+    return math.sqrt(2.0) * torch.erfinv(torch.as_tensor(sparsity))
+
+
+def threshold_pull(pruned: Tensor, latent: Tensor, grad: Tensor) -> Tensor:
+    """Return ``Σ (w̃ − w)·∂L/∂w̃``: divided by ``r`` it is the task's gradient of ``r`` (the paper's appendix)."""
+    dtype = compute_dtype(latent.dtype)
+    return ((pruned - latent).to(dtype) * grad.to(dtype)).sum()
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Pruning with the straight-through gradient to the weights and the appendix's gradient to ``r``."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, r: Tensor, spread: Tensor, exponent: float) -> Tensor:
+        pruned = shrink(weight, r * spread, exponent)
+        ctx.save_for_backward(weight, pruned, r)
+        return pruned
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        weight, pruned, r = ctx.saved_tensors
+        return grads[0], threshold_pull(pruned, weight, grads[0]) / r, None, None
+
+
+def straight_through(weight: Tensor, r: Tensor, spread: Tensor, exponent: float = math.inf) -> Tensor:
+    """Prune ``weight`` at ``r·spread`` inside an autograd graph.
+
+    The weight's gradient passes straight through; ``r`` receives ``Σ ((w̃ − w)/r)·∂L/∂w̃``.
+
+    >>> w = torch.tensor([0.2, -1.0], requires_grad=True)
+    >>> r = torch.tensor(0.5, requires_grad=True)
+    >>> straight_through(w, r, torch.tensor(1.0)).sum().backward()
+    >>> w.grad, r.grad
+    (tensor([1., 1.]), tensor(-0.4000))
+    """
+    return _StraightThrough.apply(weight, r, spread, exponent)  # type: ignore[no-any-return]

@@ -1,0 +1,59 @@
+"""Error messages that say what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def listed(names: Iterable[str], limit: int = 5) -> str:
+    """Join names for a message, the first few quoted and the rest counted.
+
+    >>> listed(["a", "b"])
+    "'a', 'b'"
+    >>> listed("abcdefg", limit=2)
+    "'a', 'b' and 5 more"
+    """
+    names = list(names)
+    shown = ", ".join(repr(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean …?" for the nearest known word, or nothing.
+
+    >>> did_you_mean("sparsty", ["sparsity", "params"])
+    " Did you mean 'sparsity'?"
+    """
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def one_of(option: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    choices = list(choices)
+    if value not in choices:
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise ValueError(f"{option}={value!r} is not known. Write one of {listed(choices, 9)}.{hint}")
+
+
+def suggests_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that a misspelt keyword is answered with the right one."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                hint = did_you_mean(name, known) or f" It takes {listed(known, 20)}."
+                called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+                raise TypeError(f"{called} has no option {name!r}.{hint}")
+        return function(*args, **kwargs)
+
+    return checked
