@@ -147,8 +147,8 @@ def _revealed_batches(model: nn.Module, first: Tensor) -> Iterator[list[int]]:
             size = int(fed.batch_sizes[0])  # the first step holds every example
             if size in first.shape[:2] or fed.data.shape == first.shape:
                 batches.append(size)
-        elif isinstance(fed, Tensor) and fed.dim() == 2 and first.dim() <= 2:
-            if fed.shape[0] == first.shape[0]:
+        elif isinstance(fed, Tensor) and fed.dim() == 2:
+            if first.dim() <= 2 and fed.shape[0] == first.shape[0]:
                 batches.append(1)
         elif isinstance(fed, Tensor) and not module.batch_first and fed.shape[:2] == first.shape[:2]:
             batches.append(fed.shape[1])
