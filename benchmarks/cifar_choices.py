@@ -22,10 +22,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from wrn import WideResNet
 
 import pareback as pb
 from pareback.kernels import reference
+from wrn import WideResNet
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,7 @@ def train(run: Run, data: Data, device: torch.device, batch: int) -> dict[str, o
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=True, capturable=cuda)
     pruner = None
     if run.goal is not None:
-        pruner = pb.Pruner(
-            model, optimizer, run.goal, total_steps=steps, exclude="fc.*", threshold_lr=run.threshold_lr
-        )
+        pruner = pb.Pruner(model, optimizer, run.goal, total_steps=steps, exclude="fc.*", threshold_lr=run.threshold_lr)
     index = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def step() -> None:
@@ -143,7 +141,11 @@ def train(run: Run, data: Data, device: torch.device, batch: int) -> dict[str, o
         if pruner is not None and epoch >= run.epochs // 2:
             error = pruner.metrics()["sparsity"] - run.goal.sparsity  # type: ignore[union-attr]
             worst = max(worst, abs(float(error)))
-    outcome: dict[str, object] = {**asdict(run), "goal": repr(run.goal), "accuracy_before_finish": evaluate(model, data)}
+    outcome: dict[str, object] = {
+        **asdict(run),
+        "goal": repr(run.goal),
+        "accuracy_before_finish": evaluate(model, data),
+    }
     if pruner is not None:
         report = pruner.finish()
         outcome |= {

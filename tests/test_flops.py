@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from pareback.flops import FlopCount, count_flops
 
@@ -191,6 +191,23 @@ def test_bilinear() -> None:
     count = count_flops(nn.Bilinear(3, 4, 5), (torch.randn(2, 6, 3), torch.randn(2, 6, 4)))
     assert weights(count) == {"weight": 6 * 2 * 5 * 3 * 4}
     assert count.total == 6 * 2 * (5 * 3 * 4 + 5 * 4)
+
+
+def test_graph_layer_with_a_sparse_buffer() -> None:
+    """A sparse graph, which has no storage to recognise, does not keep the 5 x 3 weight from counting."""
+    model = Lambda(
+        lambda self, x: torch.sparse.mm(self.graph, x @ self.weight),
+        graph=torch.eye(4).to_sparse(),
+        weight=parameter(5, 3),
+    )
+    assert weights(count_flops(model, torch.randn(4, 5))) == {"weight": 2 * 5 * 3}
+
+
+def test_formulas_registered_with_torch_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A custom operation, here mul, counts what its formula for torch's counter says."""
+    monkeypatch.setitem(flop_registry, torch.ops.aten.mul, lambda x, w, *, out_val: 2 * out_val.numel())
+    count = count_flops(Lambda(lambda self, x: x * self.weight, weight=parameter(5, 3)), torch.randn(4, 5, 3))
+    assert weights(count) == {"weight": 2 * 5 * 3}
 
 
 def test_parameters_in_one_storage_are_told_apart() -> None:
@@ -572,6 +589,14 @@ def test_hooks_for_the_batch_size_are_removed() -> None:
         count_flops(model, torch.randn(6, 2, 4))
     assert not model._forward_pre_hooks
     assert not model._forward_pre_hooks_with_kwargs
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_flags_of_scripted_parts_are_restored() -> None:
+    """A part compiled with TorchScript is counted, and in training mode again."""
+    model = nn.Sequential(torch.jit.script(nn.Linear(3, 5)))
+    assert weights(count_flops(model, torch.randn(2, 3))) == {"0.weight": 30}
+    assert all(module.training for module in model.modules())
 
 
 def test_counting_is_repeatable() -> None:

@@ -16,11 +16,11 @@ from .cost import Bounds, Limit, bounds, flops_for, flops_of, limits, reduced, u
 from .extremes import Extremes
 from .flops import FlopCount
 from .goal import Budget, Fixed, Goal, Unconstrained, exact
-from .kernels import Moments, measure
+from .kernels import measure
 from .rules import ExactBudget, GaussianBound, Penalty, SearchedBound
 from .search import Landing, counter, keep_at_most, meet_limits
 from .selection import MIN_SIZE, Selected, check_finite, select
-from .sharding import Shards, is_sharded
+from .sharding import Shards, check_wrappers, is_sharded
 from .shrink import gaussian_bound, predicted_sparsity
 
 #: Where penalties start: at this share of the target, as the paper's authors do; without a target, of one half.
@@ -175,6 +175,8 @@ def draw_up(
     """Work out a goal for a model; with ``check``, refuse what cannot be met."""
     if not isinstance(goal, Goal):
         raise TypeError(f"goal={goal!r} is not a goal. Write pb.Budget(sparsity=0.95), pb.Fixed or pb.Unconstrained.")
+    if isinstance(model, nn.Module):
+        check_wrappers(model)
     selected = select(model, include, exclude, min_size)
     check_finite(selected)
     flops = flops_for(goal, model, example_inputs)
@@ -206,6 +208,3 @@ def _costs(
         amounts = flops_of(model, selected, flops)
     total = sum(amounts, Fraction(0))
     return [[float(a / total) if total else 0.0 for a in amounts]]
-
-
-__all__ = ["Blueprint", "Moments", "Weights", "draw_up", "ramped"]

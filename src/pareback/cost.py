@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from .flops import FlopCount, count_flops
-from .goal import Amount, Budget, Goal, Unconstrained, amount, exact
+from .goal import Budget, Goal, Unconstrained, amount, exact
 from .selection import Selected
 
 #: Every pruned tensor keeps at least this share of its weights, and never fewer than one.
@@ -85,27 +85,29 @@ def _limit(name: str, value: Any, model: nn.Module, selected: Sequence[Selected]
     if name == "sparsity":
         ones = tuple(Fraction(1) for _ in sizes)
         return Limit(name, ones, Fraction(0), Fraction(math.floor(sum(sizes) * (1 - exact(value)))), sizes)
-    per_weight, fixed = {"params": _params, "flops": _flops, "bytes": _bytes}[name](model, selected, flops)
-    asked: Amount = amount(name, value)
-    dense = fixed["dense"]
-    return Limit(name, per_weight, fixed["fixed"], asked.value * dense if asked.relative else asked.value, sizes)
+    costs = {"params": _params, "flops": _flops, "bytes": _bytes}[name](model, selected, flops)
+    asked = amount(name, value)
+    allowed = asked.value * costs.dense if asked.relative else asked.value
+    return Limit(name, costs.per_weight, costs.fixed, allowed, sizes)
 
 
-_Costs = tuple[tuple[Fraction, ...], dict[str, Fraction]]
+class _Costs(NamedTuple):
+    per_weight: tuple[Fraction, ...]
+    fixed: Fraction  #: what the model costs with every pruned tensor empty
+    dense: Fraction
 
 
 def _params(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> _Costs:
-    total = Fraction(sum(p.numel() for p in model.parameters()))
+    dense = Fraction(sum(p.numel() for p in model.parameters()))
     pruned = sum(s.parameter.numel() for s in selected)
-    return tuple(Fraction(1) for _ in selected), {"dense": total, "fixed": total - pruned}
+    return _Costs(tuple(Fraction(1) for _ in selected), dense - pruned, dense)
 
 
 def _flops(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> _Costs:
-    if flops is None:
-        raise ValueError("A FLOPs goal needs example_inputs=, a batch like those the model is called with.")
+    assert flops is not None  # flops_for() has seen to it
     spent = flops_of(model, selected, flops)
     per_weight = tuple(f / s.parameter.numel() for f, s in zip(spent, selected, strict=True))
-    return per_weight, {"dense": flops.total, "fixed": flops.total - sum(spent, Fraction(0))}
+    return _Costs(per_weight, flops.total - sum(spent, Fraction(0)), flops.total)
 
 
 def _bytes(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | None) -> _Costs:
@@ -115,10 +117,7 @@ def _bytes(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | No
     dense = Fraction(sum(t.numel() * t.element_size() for t in stored))
     rest = Fraction(sum(t.numel() * t.element_size() for t in stored if id(t) not in pruned))
     bitmask = Fraction(sum(s.parameter.numel() for s in selected), 8)
-    return tuple(Fraction(s.parameter.element_size()) for s in selected), {
-        "dense": dense,
-        "fixed": rest + bitmask,
-    }
+    return _Costs(tuple(Fraction(s.parameter.element_size()) for s in selected), rest + bitmask, dense)
 
 
 def _saved_buffers(model: nn.Module) -> list[Any]:

@@ -167,6 +167,7 @@ def _undisturbed(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[
     with ExitStack() as stack:
         for module in model.modules():
             stack.callback(_restore_attributes, module, dict(vars(module)))
+            stack.callback(setattr, module, "training", module.training)  # TorchScript keeps it elsewhere
             module.training = False  # not model.eval(), which may be overridden to merge weights
         fast_path = torch.backends.mha.get_fastpath_enabled()
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)

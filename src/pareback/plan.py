@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .blueprint import Blueprint, draw_up
-from .cost import Limit, figure, unit, unreachable
+from .cost import Limit, unreachable
 from .goal import Budget, Fixed, Goal
 from .mount import check_shrink
 from .report import percent, table
@@ -148,6 +148,3 @@ def _planned(limit: Limit, blueprint: Blueprint, nonzeros: list[int]) -> Planned
     least, cost = limit.cost(_least(blueprint)), limit.cost(nonzeros)
     binding = exact_budget and limit.allowed < limit.dense and limit.allowed - cost < max(limit.per_weight)
     return PlannedLimit(limit.name, float(limit.dense), float(limit.allowed), float(least), binding)
-
-
-__all__ = ["Plan", "PlannedLimit", "PlannedTensor", "figure", "plan", "unit"]

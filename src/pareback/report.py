@@ -50,8 +50,8 @@ class Row:
 class Report:
     """Counts of a model. Prints as a table; :meth:`as_dict` is for machines.
 
-    ``pruned`` tensors are those of the pruner it was asked with, or else the tensors of two or more dimensions that hold
-    zeros. ``kept`` counts as budgets do: the non-zeros of pruned tensors and every weight of the others.
+    ``pruned`` tensors are those of the pruner it was asked with, or else the tensors of two or more dimensions that
+    hold zeros. ``kept`` counts as budgets do: the non-zeros of pruned tensors and every weight of the others.
     """
 
     rows: tuple[Row, ...]
@@ -113,7 +113,16 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return totals and rows as plain numbers and strings, ready for JSON."""
-        totals = ["params", "nonzeros", "kept", "sparsity", "model_sparsity", "predicted_sparsity", "pruned_params", "pruned_nonzeros"]
+        totals = [
+            "params",
+            "nonzeros",
+            "kept",
+            "sparsity",
+            "model_sparsity",
+            "predicted_sparsity",
+            "pruned_params",
+            "pruned_nonzeros",
+        ]
         return {
             **{name: getattr(self, name) for name in totals},
             "flops": _plain(self.total_flops),

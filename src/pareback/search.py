@@ -108,7 +108,7 @@ def meet_limits(
 
 
 def _range_of_thresholds(counted: Counter, ranges: Sequence[Bounds], peak: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest threshold that keeps each tensor's least, and the smallest that keeps no more than its most."""
+    """Return the largest threshold that keeps each tensor's least, and the smallest that keeps only its most."""
     cap = keep_at_most(counted, [b.least - 1 for b in ranges], peak).low
     whole = counted(torch.zeros_like(peak))
     if all(n <= b.most for n, b in zip(whole, ranges, strict=True)):

@@ -33,7 +33,8 @@ def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
     >>> list(plain_names(nn.Sequential(nn.Linear(2, 1))))
     ['0.weight', '0.bias']
     """
-    outer = isinstance(getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel)
+    wrapped = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    outer = isinstance(getattr(model, "_orig_mod", model), wrapped)
     names = {}
     for name, parameter in model.named_parameters():
         parts = [part for part in name.split(".") if part not in _WRAPPERS]

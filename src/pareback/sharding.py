@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from .kernels import Moments
 
 if dist.is_available():
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import DTensor, Shard
 else:  # a torch built without distributed support has no sharded tensors
     DTensor = None  # type: ignore[assignment,misc]
@@ -37,6 +38,15 @@ def like(shard: Tensor, parameter: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def check_wrappers(model: nn.Module) -> None:
+    """Refuse FSDP1, whose flattened parameters hide the tensors."""
+    if DTensor is not None and any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "FullyShardedDataParallel flattens parameters, so tensors cannot be told apart. Shard the model with "
+            "torch.distributed.fsdp.fully_shard instead."
+        )
 
 
 class Shards:

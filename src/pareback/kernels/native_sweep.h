@@ -1,0 +1,187 @@
+// One block of a pass, for LANES floats at a time. Included once per instruction set; see native.cpp.
+
+namespace {
+namespace SUFFIX {
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t Int __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Half __attribute__((vector_size(2 * LANES)));
+
+inline Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+inline Vec load(const uint16_t* p) {  // bfloat16 is the upper half of a float
+  Half h;
+  std::memcpy(&h, p, sizeof h);
+  const Unsigned wide = __builtin_convertvector(h, Unsigned) << 16;
+  Vec v;
+  std::memcpy(&v, &wide, sizeof v);
+  return v;
+}
+
+inline void store(uint16_t* p, Vec v) {  // round to nearest, ties to even; NaN stays NaN
+  Unsigned bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  const Unsigned rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const Int nan = (v != v);
+  const Unsigned chosen = nan ? (Unsigned{} + 0x7FC0u) : rounded;
+  const Half h = __builtin_convertvector(chosen, Half);
+  std::memcpy(p, &h, sizeof h);
+}
+
+inline Vec absolute(Vec v) {
+  Int bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  bits &= 0x7FFFFFFF;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+// shrink.cube_root, operation by operation.
+inline Vec cube_root(Vec x) {
+  Int bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const Int third = __builtin_convertvector(__builtin_convertvector(bits, Vec) * (1.0f / 3.0f), Int);
+  const Int guess = 0x54A20000 - third;
+  Vec y;
+  std::memcpy(&y, &guess, sizeof y);
+  for (int step = 0; step < 3; ++step) {
+    const Vec z = x * y * y * y;
+    y = y * (z * (-1.0f / 3.0f) + (4.0f / 3.0f));
+  }
+  return x * y * y;
+}
+
+template <int kind>
+inline Vec shrunk(Vec w, float threshold) {
+  const Vec magnitude = absolute(w), zero{};
+  const Int pruned = magnitude < threshold;
+  if (kind == kHard) return pruned ? zero : w;
+  const Vec ratio = threshold / magnitude;
+  const Vec factor = kind == kSoft ? 1.0f - ratio : cube_root(1.0f - ratio * ratio * ratio);
+  return (pruned | (magnitude == 0.0f)) ? zero : factor * w;
+}
+
+template <typename Element>
+inline Vec rounded(Vec v) {  // to what the tensor can hold
+  Element raw[LANES];
+  store(raw, v);
+  return load(raw);
+}
+template <>
+inline Vec rounded<float>(Vec v) {
+  return v;
+}
+
+template <typename Element>
+struct Pointers {
+  Element *weight, *latent, *grad;
+};
+
+struct Sums {
+  Vec square{}, pull{}, peak{};
+  Int kept{}, band{};
+};
+
+template <typename Element, int pass, int kind>
+inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straight_through, Sums& sums) {
+  const Vec zero{};
+  if (pass == kShrink) {
+    store(at.weight, shrunk<kind>(load(at.latent), tensor.threshold));
+    return;
+  }
+  const Vec latent = load(pass == kPrune ? at.weight : at.latent);
+  const Vec pruned = rounded<Element>(shrunk<kind>(latent, tensor.threshold));
+  if (pass == kPrune || pass == kCount) {
+    const Int kept = pruned != zero;
+    sums.kept -= kept;
+    sums.band -= kept & (absolute(latent) < tensor.edge);
+    if (pass == kPrune) {
+      store(at.latent, latent);
+      store(at.weight, pruned);
+    }
+    return;
+  }
+  // Where the weight is not what pruning wrote, it was edited, and the edit is the new latent.
+  const Vec written = pass == kRestore ? load(at.weight) : pruned;
+  const Vec now = (written == pruned) ? latent : written;
+  const Vec magnitude = absolute(now);
+  sums.square += now * now;
+  sums.peak = (magnitude > sums.peak) ? magnitude : sums.peak;
+  if (at.grad != nullptr) {
+    const Vec grad = load(at.grad);
+    if (straight_through)
+      sums.pull += (written - now) * grad;
+    else
+      store(at.grad, (written == zero) ? zero : grad);
+  }
+  if (pass == kRestore) store(at.weight, now);
+}
+
+template <typename Element>
+inline Element* offset(void* base, int64_t index) {
+  return base == nullptr ? nullptr : static_cast<Element*>(base) + index;
+}
+
+template <typename Element>
+inline Pointers<Element> pointers(const Tensor& tensor, int64_t index) {
+  return {offset<Element>(tensor.weight, index), offset<Element>(tensor.latent, index),
+          offset<Element>(tensor.grad, index)};
+}
+
+template <typename Element, int pass, int kind>
+Partial sweep(const Tensor& tensor, int64_t begin, int64_t end, bool straight_through) {
+  Sums sums;
+  int64_t i = begin;
+  for (; i + LANES <= end; i += LANES)
+    step<Element, pass, kind>(pointers<Element>(tensor, i), tensor, straight_through, sums);
+  if (i < end) {
+    // The last few elements are padded with zeros, which add nothing to any sum.
+    const Pointers<Element> at = pointers<Element>(tensor, i);
+    Element* real[3] = {at.weight, at.latent, at.grad};
+    Element buffer[3][LANES] = {};
+    for (int k = 0; k < 3; ++k)
+      if (real[k] != nullptr) std::memcpy(buffer[k], real[k], (end - i) * sizeof(Element));
+    step<Element, pass, kind>({buffer[0], buffer[1], at.grad == nullptr ? nullptr : buffer[2]}, tensor,
+                              straight_through, sums);
+    for (int k = 0; k < 3; ++k)
+      if (real[k] != nullptr) std::memcpy(real[k], buffer[k], (end - i) * sizeof(Element));
+  }
+  Partial partial;
+  for (int lane = 0; lane < LANES; ++lane) {
+    partial.square += sums.square[lane];
+    partial.pull += sums.pull[lane];
+    partial.kept += sums.kept[lane];
+    partial.band += sums.band[lane];
+    if (sums.peak[lane] > partial.peak) partial.peak = sums.peak[lane];
+  }
+  return partial;
+}
+
+template <typename Element, int pass>
+Partial of_kind(const Tensor& tensor, int64_t begin, int64_t end, const Options& options) {
+  const bool ste = options.straight_through != 0;
+  if (options.shrink == kHard) return sweep<Element, pass, kHard>(tensor, begin, end, ste);
+  if (options.shrink == kSoft) return sweep<Element, pass, kSoft>(tensor, begin, end, ste);
+  return sweep<Element, pass, kPower>(tensor, begin, end, ste);
+}
+
+template <typename Element>
+Partial block(const Tensor& tensor, int64_t begin, int64_t end, const Options& options) {
+  switch (options.pass) {
+    case kRestore: return of_kind<Element, kRestore>(tensor, begin, end, options);
+    case kMeasure: return of_kind<Element, kMeasure>(tensor, begin, end, options);
+    case kPrune: return of_kind<Element, kPrune>(tensor, begin, end, options);
+    case kCount: return of_kind<Element, kCount>(tensor, begin, end, options);
+    default: return of_kind<Element, kShrink>(tensor, begin, end, options);
+  }
+}
+
+}  // namespace SUFFIX
+}  // namespace

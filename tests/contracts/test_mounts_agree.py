@@ -1,0 +1,237 @@
+"""Pruning beside the optimizer and inside the model are two ways to the same numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pareback as pb
+
+STEPS = 200
+Kind = Callable[[nn.Module], torch.optim.Optimizer]
+
+GOALS = {
+    "exact": pb.Budget(sparsity=0.9),
+    "exact, two limits": pb.Budget(sparsity=0.8, bytes=0.3),
+    "extremes": pb.Budget(sparsity=0.6, extremes=(0.3, 0.8)),
+    "squared": pb.Budget(sparsity=0.9, enforce="squared"),
+    "hinge": pb.Budget(sparsity=0.9, enforce="hinge"),
+    "unconstrained": pb.Unconstrained(weight=5.0),
+    "search": pb.Fixed(sparsity=0.85),
+    "gaussian": pb.Fixed(sparsity=0.85, bound="gaussian"),
+}
+OPTIMIZERS: dict[str, Kind] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "sgd with decay": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
+}
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 40), nn.Tanh(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 10))
+
+
+def convolutional() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 12, 3, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 12, 3, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, 24),
+        nn.BatchNorm1d(24),
+        nn.Linear(24, 10),
+    )
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 1, 6, 6, generator=draw)
+    return x, x.flatten(1)[:, :10].argmax(1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+    losses = []
+    for step in steps:
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def run(build: Callable[[], nn.Module], kind: Kind, mount: Any, goal: pb.Goal, **options: Any) -> dict[str, Tensor]:
+    """Train, finish, and return everything the two mounts must agree on."""
+    model = build()
+    optimizer = kind(model)
+    pruner = mount(model, optimizer, goal, total_steps=STEPS, **options)
+    found = {"losses": torch.stack(train(model, optimizer, range(STEPS)))}
+    control = pruner.state_dict()["control"]
+    found |= {f"control {name}": value.clone() for name, value in control.items()}
+    found |= {f"latent {name}": value.clone() for name, value in pruner.state_dict()["latents"].items()}
+    for index, module in enumerate(model):
+        if hasattr(module, "weight"):
+            found[f"pruned {index}"] = module.weight.detach().clone()
+    pruner.finish()
+    found |= {f"finished {name}": value for name, value in model.state_dict().items()}
+    for number, state in optimizer.state_dict()["state"].items():
+        found |= {f"optimizer {number} {k}": v for k, v in state.items() if isinstance(v, Tensor)}
+    return found
+
+
+def assert_agree(build: Callable[[], nn.Module], kind: Kind, goal: pb.Goal, **options: Any) -> dict[str, Tensor]:
+    beside, inside = (run(build, kind, mount, goal, **options) for mount in (pb.Pruner, pb.ParametrizedPruner))
+    assert list(beside) == list(inside)
+    assert [name for name in beside if not torch.equal(beside[name], inside[name])] == []
+    return beside
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("goal", GOALS.values(), ids=GOALS)
+def test_200_steps_agree_bit_for_bit(goal: pb.Goal, kind: Kind) -> None:
+    """Losses, weights, latent weights, thresholds and optimizer state are equal in every bit, for every goal."""
+    found = assert_agree(perceptron, kind, goal)
+    assert bool((found["pruned 1"] == 0).any())  # it did prune
+
+
+@pytest.mark.parametrize("kind", [OPTIMIZERS["sgd with decay"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "goal", [GOALS["exact"], GOALS["squared"], GOALS["search"]], ids=["exact", "squared", "search"]
+)
+def test_a_convolutional_network_with_batch_norm_agrees(goal: pb.Goal, kind: Kind) -> None:
+    """The running statistics, which see every pruned activation, agree as well."""
+    assert_agree(convolutional, kind, goal)
+
+
+@pytest.mark.parametrize("options", [{"shrink": "hard"}, {"shrink": "soft"}, {"straight_through": False}], ids=str)
+def test_options_agree(options: dict[str, Any]) -> None:
+    """Every shrink operator, and training without the straight-through estimator, is the same in both mounts."""
+    assert_agree(perceptron, OPTIMIZERS["sgd with decay"], GOALS["exact"], **options)
+
+
+def test_two_optimizers_agree() -> None:
+    """A model whose parts have an optimizer each is pruned by both mounts alike."""
+    runs = []
+    for mount in (pb.Pruner, pb.ParametrizedPruner):
+        model = perceptron()
+        first = torch.optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9)
+        second = torch.optim.AdamW([*model[3].parameters(), *model[5].parameters()], lr=1e-2)
+        pruner = mount(model, [first, second], GOALS["exact"], total_steps=STEPS)
+        for step in range(STEPS):
+            x, y = batch(step)
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            first.step()
+            second.step()
+        pruner.finish()
+        runs.append([pruner.r(), *model.state_dict().values()])
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_finish_leaves_the_same_plain_model() -> None:
+    """Either mount ends with the classes, names, order and parameters that the model came with."""
+    for mount in (pb.Pruner, pb.ParametrizedPruner):
+        model = convolutional()
+        given = list(model.parameters())
+        optimizer = OPTIMIZERS["sgd"](model)
+        pruner = mount(model, optimizer, GOALS["exact"], total_steps=5)
+        train(model, optimizer, range(5))
+        report = pruner.finish()
+        assert [type(m) for m in model.modules()] == [type(m) for m in convolutional().modules()]
+        assert list(model.state_dict()) == list(convolutional().state_dict())
+        assert all(now is before for now, before in zip(model.parameters(), given, strict=True))
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+        assert report.pruned_nonzeros == (1296 + 1152) // 10
+        assert pb.inspect(model).pruned_nonzeros == report.pruned_nonzeros
+
+
+def test_gradients_are_those_of_the_pruned_weights() -> None:
+    """One backward pass gives the same gradients in both mounts, and those of a plain model with the pruned weights."""
+    grads = []
+    for mount in (None, pb.Pruner, pb.ParametrizedPruner):
+        model = perceptron()
+        optimizer = OPTIMIZERS["sgd"](model)
+        if mount is None:
+            pb.Pruner(model, optimizer, GOALS["search"])
+            model = copy.deepcopy(model)
+        else:
+            mount(model, optimizer, GOALS["search"])
+        x, y = batch(0)
+        F.cross_entropy(model(x), y).backward()
+        grads.append({tuple(p.shape): p.grad for p in model.parameters()})
+    plain, beside, inside = grads
+    assert all(torch.equal(plain[k], beside[k]) and torch.equal(plain[k], inside[k]) for k in plain)
+
+
+def closure_for(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
+    x, y = batch(0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_trains_with_the_parametrized_mount(search: str | None) -> None:
+    """LBFGS may evaluate the model as often as it likes; it fits the batch on pruned weights and lands on the budget."""
+    model = perceptron()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5, line_search_fn=search)
+    pruner = pb.ParametrizedPruner(model, optimizer, pb.Budget(sparsity=0.7), total_steps=20)
+    closure, sparsities = closure_for(model, optimizer), []
+    first = float(optimizer.step(closure))
+    for _ in range(19):
+        last = float(optimizer.step(closure))
+        sparsities.append(float(pruner.metrics()["sparsity"]))
+    assert last < 0.3 * first
+    assert int(pruner.metrics()["step"]) == 20  # once per step, however often the model was evaluated
+    assert sparsities[-1] == pytest.approx(0.7, abs=0.03)
+    assert pruner.finish().pruned_nonzeros == 3 * (36 * 40 + 40 * 30) // 10
+
+
+def test_lbfgs_is_refused_by_the_optimizer_mount() -> None:
+    """The message names the mount that can do it, and nothing was touched."""
+    model = perceptron()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match="ParametrizedPruner"):
+        pb.Pruner(model, optimizer, GOALS["exact"], total_steps=20)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("kind", [OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
+def test_a_closure_agrees_with_a_plain_step(kind: Kind) -> None:
+    """In both mounts a step given a closure, as Lightning always does, gives the bits of zero_grad, backward, step."""
+    runs = []
+    for mount in (pb.Pruner, pb.ParametrizedPruner):
+        for with_closure in (False, True):
+            model = perceptron()
+            optimizer = kind(model)
+            mount(model, optimizer, GOALS["exact"], total_steps=20)
+            closure = closure_for(model, optimizer)
+            for _ in range(20):
+                if with_closure:
+                    optimizer.step(closure)
+                else:
+                    closure()
+                    optimizer.step()
+            runs.append([model[i].weight.detach() for i in (1, 3, 5)])
+    assert all(torch.equal(one, other) for run in runs[1:] for one, other in zip(runs[0], run, strict=True))

@@ -1,0 +1,64 @@
+"""A small network, data to train it on, and what the contracts keep asking of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: The tensors of `network()` that are large enough to be pruned by default.
+PRUNED = ["0.weight", "2.weight"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Return a classifier of 20 features with two tensors to prune and a small head that stays dense."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batches(count: int, seed: int = 1, size: int = 16, dtype: torch.dtype = torch.float32) -> list[Batch]:
+    """Return batches of a task that can be learned: the class is the largest of four of the features."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, size, 20, generator=generator, dtype=dtype)
+    return [(x, x[:, :4].argmax(1)) for x in inputs]
+
+
+def backward(model: nn.Module, batch: Batch) -> Tensor:
+    """Back-propagate one batch's loss into fresh gradients."""
+    model.zero_grad()
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    return loss.detach()
+
+
+def train(model: nn.Module, optimizers: torch.optim.Optimizer | Sequence, data: Sequence[Batch]) -> None:
+    """Train with one optimizer, or with several one after the other."""
+    optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    for batch in data:
+        backward(model, batch)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def nonzeros(model: nn.Module, names: Sequence[str] = PRUNED) -> list[int]:
+    """Count the non-zeros of the named parameters."""
+    return [int(model.get_parameter(name).count_nonzero()) for name in names]
+
+
+def copied(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the weights as they are now."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Assert that two sets of tensors agree bit for bit."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )

@@ -1,0 +1,182 @@
+"""Which tensors are pruned, under which names, and what is said when a choice cannot be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pareback.selection import check_finite, plain_names, select
+
+
+def names(model: nn.Module, **options: object) -> list[str]:
+    return [s.name for s in select(model, **options)]  # type: ignore[arg-type]
+
+
+class Mixed(nn.Module):
+    """One parameter of each kind the selection has to tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 20)
+        self.conv = nn.Conv2d(4, 28, 3)
+        self.norm = nn.LayerNorm(2000)
+        self.small = nn.Linear(27, 37)
+        self.big = nn.Linear(40, 25)
+        self.frozen = nn.Linear(40, 50)
+        self.frozen.weight.requires_grad_(False)
+        self.whole = nn.Parameter(torch.zeros(40, 40, dtype=torch.int64), requires_grad=False)
+        self.wave = nn.Parameter(torch.zeros(40, 40, dtype=torch.complex64))
+
+
+# ---------------------------------------------------------------- what is chosen
+
+
+def test_default_takes_large_trainable_floating_matrices_in_model_order() -> None:
+    """Embeddings and convolutions count; vectors, small, frozen, integer and complex tensors do not."""
+    assert names(Mixed()) == ["embed.weight", "conv.weight", "big.weight"]
+
+
+def test_min_size_is_inclusive() -> None:
+    """1000 elements are enough, 999 are not."""
+    model = nn.ModuleList([nn.Linear(40, 25), nn.Linear(37, 27)])
+    assert [p.numel() for p in model.parameters()][::2] == [1000, 999]
+    assert names(model) == ["0.weight"]
+    assert names(model, min_size=999) == ["0.weight", "1.weight"]
+
+
+def test_include_overrides_size_and_shape() -> None:
+    """A pattern chooses whatever it names, a bias included, and nothing else."""
+    model = nn.Sequential(nn.Linear(40, 25), nn.Linear(25, 2))
+    assert names(model, include="1.*") == ["1.weight", "1.bias"]
+    assert names(model, include=["1.weight", "0.b*"]) == ["0.bias", "1.weight"]
+    assert names(model, include=(pattern for pattern in ["*.weight"])) == ["0.weight", "1.weight"]
+
+
+def test_exclude_has_the_last_word() -> None:
+    """What exclude names is out, by default selection and by include alike."""
+    model = nn.Sequential(nn.Linear(40, 25), nn.Linear(25, 40))
+    assert names(model, exclude="0.weight") == ["1.weight"]
+    assert names(model, include="*", exclude=["*.bias", "1.*"]) == ["0.weight"]
+
+
+def test_excluding_an_unprunable_tensor_makes_a_wide_pattern_usable() -> None:
+    """The message for integers says exclude; doing so works."""
+    assert "whole" not in names(Mixed(), include="*", exclude=["whole", "wave", "frozen.weight"])
+
+
+def test_patterns_are_case_sensitive() -> None:
+    """A name is matched as written on every platform."""
+    with pytest.raises(ValueError, match="matches no parameter"):
+        select(nn.Sequential(nn.Linear(40, 25)), include="0.WEIGHT")
+
+
+def test_tied_weights_are_chosen_once() -> None:
+    """An embedding tied to the output layer is one tensor, under its first name."""
+    model = nn.Sequential(nn.Embedding(50, 20), nn.Linear(20, 50, bias=False))
+    model[1].weight = model[0].weight
+    chosen = select(model)
+    assert [s.name for s in chosen] == ["0.weight"]
+    assert chosen[0].parameter is model[0].weight
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_names_ignore_torch_compile() -> None:
+    """A compiled model, whole or in part, has the names of the plain one."""
+    model = nn.Sequential(nn.Linear(40, 25), nn.Linear(25, 40))
+    plain = list(plain_names(model))
+    assert list(plain_names(torch.compile(model))) == plain  # type: ignore[arg-type]
+    model[1] = torch.compile(model[1])  # type: ignore[assignment]
+    assert list(plain_names(model)) == plain
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_names_ignore_ddp_but_not_a_submodule_called_module() -> None:
+    """DDP's "module." prefix is dropped once; a model's own submodule of that name keeps it."""
+    model = nn.Module()
+    model.module = nn.Linear(40, 25)
+    assert list(plain_names(model)) == ["module.weight", "module.bias"]
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    assert list(plain_names(wrapped)) == ["module.weight", "module.bias"]
+    assert list(plain_names(torch.compile(wrapped))) == ["module.weight", "module.bias"]  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_model_must_be_a_module() -> None:
+    """A state dict, the likely mistake, is refused by type."""
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, not (Ordered)?[Dd]ict"):
+        select(nn.Linear(40, 25).state_dict())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_is_answered_with_the_nearest_name(option: str) -> None:
+    """A typo is met with the right name, in include and exclude."""
+    model = nn.Sequential(nn.Linear(40, 25))
+    with pytest.raises(ValueError, match=rf"{option}='0.wieght' matches no parameter. Did you mean '0.weight'\?"):
+        select(model, **{option: ["0.wieght"]})  # type: ignore[arg-type]
+
+
+def test_a_pattern_unlike_any_name_is_answered_with_the_names() -> None:
+    """Where nothing is near, the model's parameters are listed."""
+    with pytest.raises(ValueError, match="The model's parameters are '0.weight', '0.bias'"):
+        select(nn.Sequential(nn.Linear(40, 25)), include="zzzzzzzzzzz")
+
+
+def test_one_bad_pattern_among_good_ones_is_named() -> None:
+    """Every pattern has to match something."""
+    with pytest.raises(ValueError, match="'9.weight' matches no parameter"):
+        select(nn.Sequential(nn.Linear(40, 25)), include=["0.weight", "9.weight"])
+
+
+def test_nothing_left_says_how_to_choose() -> None:
+    """A model of small tensors names min_size and include."""
+    with pytest.raises(ValueError, match=r"No parameter is left to prune.*min_size=1000.*include=\['\*.weight'\]"):
+        select(nn.Linear(10, 10))
+    with pytest.raises(ValueError, match="No parameter is left to prune"):
+        select(nn.Linear(40, 25), exclude="weight")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("whole", "int64"), ("wave", "complex64")])
+def test_integer_and_complex_tensors_are_refused_by_name(name: str, dtype: str) -> None:
+    """They cannot be pruned; the message says how to leave them out."""
+    with pytest.raises(TypeError, match=rf"'{name}' has dtype torch.{dtype}.*exclude=\['{name}'\]"):
+        select(Mixed(), include=["big.weight", name])
+
+
+def test_a_frozen_tensor_is_refused_if_asked_for() -> None:
+    """Asked for by name, a frozen tensor is an error and not silently skipped."""
+    with pytest.raises(ValueError, match=r"'frozen.weight' is frozen.*Unfreeze it.*exclude=\['frozen.weight'\]"):
+        select(Mixed(), include="frozen.weight")
+
+
+def test_an_empty_tensor_is_refused() -> None:
+    """A tensor without elements has no sparsity."""
+    model = nn.Module()
+    model.none = nn.Parameter(torch.zeros(0, 5))
+    with pytest.raises(ValueError, match=r"'none' has no elements.*exclude=\['none'\]"):
+        select(model, include="none")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_weights_are_named(value: float) -> None:
+    """The first tensor with NaN or infinity is named; finite ones pass."""
+    model = nn.Sequential(nn.Linear(40, 25), nn.Linear(25, 40))
+    check_finite(select(model))
+    with torch.no_grad():
+        model[1].weight[3, 4] = value
+    with pytest.raises(ValueError, match="'1.weight' contains NaN or infinity. Initialise or load finite weights"):
+        check_finite(select(model))
