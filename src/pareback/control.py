@@ -6,6 +6,7 @@ captured in a CUDA graph and still sees new targets and learning rates when it i
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,12 +40,10 @@ def ramp_share(step: Tensor, ramp_steps: int) -> Tensor:
 class Rates:
     """What the thresholds' own small optimizer reads from the user's, one entry per tensor."""
 
-    lr: Tensor
+    lr: Tensor  #: the optimizer's own
+    multiple: Tensor  #: the thresholds learn at this multiple of it
     momentum: Tensor
     adaptive: Tensor  #: whether the tensor's optimizer normalises gradients, as Adam does
-
-    def to(self, device: torch.device) -> None:
-        self.lr, self.momentum, self.adaptive = (x.to(device) for x in (self.lr, self.momentum, self.adaptive))
 
 
 @dataclass
@@ -105,7 +104,7 @@ class View:
         count = state.normalised.clamp_min(1).to(gradient.dtype)
         unbiased = state.velocity / (1.0 - first**count)
         scale = (state.square / (1.0 - second**count)).sqrt() + 1e-12
-        return -rates.lr * torch.where(rates.adaptive, unbiased / scale, state.velocity)
+        return -rates.lr * rates.multiple * torch.where(rates.adaptive, unbiased / scale, state.velocity)
 
 
 class Rule:
@@ -136,6 +135,7 @@ class Controller:
         self.state = state
         self.ramp_steps = ramp_steps
         self.extremes = extremes
+        self._is_compiled = False
         like = state.r
         self.sizes = torch.tensor(sizes, dtype=like.dtype, device=like.device)
         # Aim a little inside the floor, so that a step of the weights does not push a tensor through it.
@@ -160,8 +160,36 @@ class Controller:
         """Return the measured change of each tensor's sparsity per unit of r; never less than half a weight's."""
         return self.state.band.clamp_min(0.5).to(self.sizes.dtype) / (self.sizes * BAND)
 
-    def advance(self, moments: Moments, rates: Rates, skipped: Tensor | None = None) -> None:
-        """Move the thresholds by one optimizer step. Where ``skipped`` is not zero nothing moves."""
+    def advance(self, moments: Moments, rates: Rates, skipped: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Move the thresholds by one optimizer step; where ``skipped`` is not zero nothing moves.
+
+        Returns where to prune now, and the ends of the bands in which slopes are counted.
+        """
+        if self.state.r.is_cuda and not self._is_compiled:
+            self._compile()
+        return self._advance(moments, rates, skipped)
+
+    def _compile(self) -> None:
+        """Fuse the arithmetic of a step: some eighty operators on a few numbers each, a dozen kernels when compiled."""
+        if torch.cuda.is_current_stream_capturing():
+            return  # too late for this graph; a step before the capture would have compiled it
+        self._is_compiled = True
+        plain, compiled = self._advance, torch.compile(self._advance, fullgraph=True, dynamic=False)
+
+        def first(moments: Moments, rates: Rates, skipped: Tensor | None) -> tuple[Tensor, Tensor]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's advice on the user's settings is not ours to give
+                try:
+                    result = compiled(moments, rates, skipped)
+                    self._advance = compiled  # type: ignore[method-assign]
+                except torch._dynamo.exc.TorchDynamoException:  # no working compiler: slower, not wrong
+                    self._advance = plain  # type: ignore[method-assign]
+                    result = plain(moments, rates, skipped)
+            return result
+
+        self._advance = first  # type: ignore[method-assign]
+
+    def _advance(self, moments: Moments, rates: Rates, skipped: Tensor | None) -> tuple[Tensor, Tensor]:
         state = self.state
         go = torch.ones_like(state.r[0]) if skipped is None else (skipped == 0).to(state.r).reshape(())
         share_before = self.share()
@@ -184,6 +212,8 @@ class Controller:
         move = self._within(least, most, self.rule.move(view))
         state.r.add_(move * go).clamp_min_(0.0)
         self.observe(moments, go)
+        thresholds = self.thresholds()
+        return thresholds, self.edges(thresholds)
 
     def observe(self, moments: Moments, go: Tensor | float = 1.0) -> None:
         """Take over the spread of the weights, from which the thresholds follow."""

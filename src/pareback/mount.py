@@ -166,22 +166,26 @@ class Mount(ABC):
     def _after(self, part: int) -> None:
         if not self._rates.parts[part]:
             return
+        bounds = None
         if not self._held[part]:  # the weights were edited after they had been pruned: prune them again
             self._restore(part)
         elif part == self._leader and self._moments is not None:
-            self._advance(self._moments)
-        self._prune(part)
+            bounds = self._advance(self._moments)
+        self._prune(part, bounds)
 
-    def _advance(self, moments: Moments) -> None:
+    def _advance(self, moments: Moments) -> tuple[Tensor, Tensor] | None:
         state = self._controller.state
         moments, nonzero, band = self._shards.combine(moments, state.nonzero, state.band)
         state.nonzero.copy_(nonzero)
         state.band.copy_(band)
-        self._controller.advance(moments, self._rates.read(), self._skipped)
+        bounds = self._controller.advance(moments, self._rates.read(), self._skipped)
+        if len(self._held) > 1:
+            # An optimizer that does not step next time has no new pull on the thresholds.
+            self._moments = moments._replace(pull=torch.zeros_like(moments.pull))
         if isinstance(self._controller.rule, SearchedBound):
             self._controller.rule.refine(self._controller, self._recount)
-        # An optimizer that does not step next time has no new pull on the thresholds.
-        self._moments = moments._replace(pull=torch.zeros_like(moments.pull))
+            return None
+        return bounds
 
     def _recount(self) -> None:
         controller = self._controller
@@ -199,16 +203,18 @@ class Mount(ABC):
                 held[i] = self._held[part]
         return zip(self.parameters, self._latents(), held, strict=True)
 
-    def _prune(self, part: int) -> None:
+    def _prune(self, part: int, bounds: tuple[Tensor, Tensor] | None = None) -> None:
+        """Prune one optimizer's weights, at ``bounds`` if the thresholds have just moved."""
         self._held[part] = False
         if not self._rates.parts[part]:
             return
-        state, thresholds = self._controller.state, self._controller.thresholds()
-        mine = self._rates.of_part(part, thresholds)
-        edges = self._rates.of_part(part, self._controller.edges(thresholds))
+        state = self._controller.state
+        if bounds is None:
+            thresholds = self._controller.thresholds()
+            bounds = thresholds, self._controller.edges(thresholds)
+        mine, edges = (self._rates.of_part(part, values) for values in bounds)
         nonzero, band = self._write(part, mine, edges)
-        for values, fresh in (state.threshold, mine), (state.nonzero, nonzero), (state.band, band):
-            self._rates.set_part_(part, values, fresh)
+        self._rates.set_part_(part, [state.threshold, state.nonzero, state.band], [mine, nonzero, band])
 
     def _merged(self, part: int, moments: Moments) -> Moments:
         """Put one optimizer's measurements beside those of the others."""
@@ -218,8 +224,7 @@ class Mount(ABC):
             state = self._controller.state
             square = state.spread.square() * self._controller.sizes
             self._moments = Moments(square, state.peak.clone(), torch.zeros_like(state.r))
-        for values, fresh in zip(self._moments, moments, strict=True):
-            self._rates.set_part_(part, values, fresh)
+        self._rates.set_part_(part, self._moments, moments)
         return self._moments
 
     def _grads(self, part: int) -> list[Tensor | None]:

@@ -50,30 +50,43 @@ class GroupRates:
         self._multiple = torch.tensor(multiples).to(like)
         self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
         self._adaptive = torch.tensor(adaptive, device=like.device)
+        self._written: dict[tuple[int, int], float] = {}  # what the rates hold, to write only what changed
 
     def read(self) -> Rates:
         """Return the present rates, without waiting for the device."""
-        for optimizer, number, index in self._groups:
+        for place, (optimizer, number, index) in enumerate(self._groups):
             group = optimizer.param_groups[number]
-            _fill(self._lr, index, group["lr"])
-            _fill(self._momentum, index, group.get("momentum", 0.0))
-        return Rates(self._lr * self._multiple, self._momentum, self._adaptive)
+            self._write(self._lr, place, index, group["lr"])
+            self._write(self._momentum, place, index, group.get("momentum", 0.0))
+        return Rates(self._lr, self._multiple, self._momentum, self._adaptive)
+
+    def _write(self, rates: Tensor, place: int, index: Tensor, value: float | Tensor) -> None:
+        """Write one group's rate. A tensor on the device is copied there, so that a replayed graph sees it change."""
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            rates.index_copy_(0, index, value.reshape(1).to(rates).expand(len(index)))
+            return
+        number = float(value)
+        if self._written.get((id(rates), place)) != number:
+            rates.index_fill_(0, index, number)
+            self._written[id(rates), place] = number
 
     def of_part(self, part: int, values: Tensor) -> Tensor:
         """Return the entries of ``values`` that belong to one optimizer's tensors."""
         return values if len(self._index[part]) == len(values) else values.index_select(0, self._index[part])
 
-    def set_part_(self, part: int, values: Tensor, fresh: Tensor) -> None:
-        """Overwrite those entries, in place."""
-        if len(fresh) == len(values):
-            values.copy_(fresh)
+    def set_part_(self, part: int, values: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
+        """Overwrite those entries of each vector, in place."""
+        if len(self._index[part]) == len(values[0]):
+            torch._foreach_copy_(list(values), list(fresh))
         else:
-            values.index_copy_(0, self._index[part], fresh)
+            for value, new in zip(values, fresh, strict=True):
+                value.index_copy_(0, self._index[part], new)
 
     def to(self, device: torch.device) -> None:
         """Follow the model to another device."""
         self._groups = [(o, g, index.to(device)) for o, g, index in self._groups]
         self._index = [index.to(device) for index in self._index]
+        self._written.clear()
         self._multiple, self._lr = self._multiple.to(device), self._lr.to(device)
         self._momentum, self._adaptive = self._momentum.to(device), self._adaptive.to(device)
 
@@ -89,11 +102,3 @@ def _place(wanted: Selected, optimizers: Sequence[Optimizer]) -> tuple[int, int]
             if any(p is wanted.parameter for p in group["params"]):
                 return o, g
     return None
-
-
-def _fill(rates: Tensor, index: Tensor, value: float | Tensor) -> None:
-    """Write one group's rate. A tensor on the device is copied there, so that a replayed graph sees it change."""
-    if isinstance(value, Tensor) and value.device.type != "cpu":
-        rates.index_copy_(0, index, value.reshape(1).to(rates).expand(len(index)))
-    else:
-        rates.index_fill_(0, index, float(value))

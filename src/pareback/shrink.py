@@ -117,9 +117,14 @@ def gaussian_bound(sparsity: float | Tensor) -> Tensor:
 
 
 def threshold_pull(pruned: Tensor, latent: Tensor, grad: Tensor) -> Tensor:
-    """Return ``Σ (w̃ − w)·∂L/∂w̃``: divided by ``r`` it is the task's gradient of ``r`` (the paper's appendix)."""
+    """Return ``Σ (w̃ − w)·∂L/∂w̃`` over pruned weights: divided by ``r`` it is the task's gradient of ``r``.
+
+    This is the paper's appendix, where kept weights have ``w̃ = w``. Gentler shrinks move kept weights too; counting
+    them cost accuracy (results/cifar-choices.md), so they are left out.
+    """
     dtype = compute_dtype(latent.dtype)
-    return ((pruned.to(dtype) - latent.to(dtype)) * grad.to(dtype)).sum()
+    moved = torch.where(pruned == 0, -latent, torch.zeros((), dtype=latent.dtype, device=latent.device))
+    return (moved.to(dtype) * grad.to(dtype)).sum()
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -140,7 +145,8 @@ class _StraightThrough(torch.autograd.Function):
 def straight_through(weight: Tensor, r: Tensor, spread: Tensor, exponent: float = math.inf) -> Tensor:
     """Prune ``weight`` at ``r·spread`` inside an autograd graph.
 
-    The weight's gradient passes straight through; ``r`` receives ``Σ ((w̃ − w)/r)·∂L/∂w̃``.
+    The weight's gradient passes straight through; ``r`` receives ``Σ ((w̃ − w)/r)·∂L/∂w̃`` over the
+    pruned weights.
 
     >>> w = torch.tensor([0.2, -1.0], requires_grad=True)
     >>> r = torch.tensor(0.5, requires_grad=True)

@@ -1,23 +1,25 @@
 """The passes over the weights that a pruning step needs, each tensor by the fastest implementation that fits it.
 
 ``reference`` holds them in plain PyTorch operators, runs everywhere and defines the numbers: pruned weights are equal
-bit for bit in all implementations, sums to rounding. ``native`` sweeps float32 and bfloat16 tensors on the CPU.
+bit for bit in all implementations, sums to rounding. ``native`` sweeps float32 and bfloat16 tensors on the CPU,
+``fused`` all tensors of a step together on a GPU.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import native, reference
 from .reference import Moments
 
-__all__ = ["Moments", "count", "measure", "prune_", "restore_", "shrunk"]
+__all__ = ["Moments", "count", "measure", "only", "prune_", "restore_", "shrunk"]
 
 
 def restore_(
@@ -88,15 +90,41 @@ def shrunk(latents: Sequence[Tensor], thresholds: Tensor, exponent: float) -> li
 Pick = Callable[[Any], Any]
 
 
+def _implementations() -> dict[str, ModuleType]:
+    found: dict[str, ModuleType] = {}
+    if importlib.util.find_spec("triton") is not None:
+        from . import fused
+
+        found["fused"] = fused
+    return found | {"native": native, "reference": reference}
+
+
+_usable = _implementations()
+
+
+@contextmanager
+def only(name: str) -> Iterator[None]:
+    """Use one implementation alone, falling back on ``reference``; for tests and measurements."""
+    global _usable
+    before, _usable = _usable, {key: value for key, value in _usable.items() if key in (name, "reference")}
+    try:
+        yield
+    finally:
+        _usable = before
+
+
 def _by_implementation(
     rows: Sequence[tuple[Tensor | None, ...]], exponent: float
 ) -> list[tuple[ModuleType, list[int]]]:
-    """Divide tensors, each given with those swept beside it, among the implementations (and native ones by type)."""
-    groups: dict[tuple[bool, torch.dtype | None], list[int]] = {}
+    """Divide tensors, each given with those swept beside it, by implementation, and there by type and device."""
+    groups: dict[tuple[object, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        fits = native.fits(row, exponent)
-        groups.setdefault((fits, row[0].dtype if fits and row[0] is not None else None), []).append(i)
-    return [(native if fits else reference, members) for (fits, _), members in groups.items()]
+        first = row[0]
+        assert first is not None
+        name = next(name for name, by in _usable.items() if by.fits(row, exponent))
+        key = (name,) if name == "reference" else (name, first.dtype, first.device)
+        groups.setdefault(key, []).append(i)
+    return [(_usable[str(key[0])], members) for key, members in groups.items()]
 
 
 def _spread_out(

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .layout import sweepable
 from .reference import Moments
 
 _PASSES = {"restore": 0, "measure": 1, "prune": 2, "count": 3, "shrink": 4}
+_TYPES = (torch.float32, torch.bfloat16)
 _KINDS = {math.inf: 0, 1.0: 1, 3.0: 2}
 
 
@@ -54,41 +56,10 @@ def available() -> bool:
 
 
 def fits(tensors: Sequence[Tensor | None], exponent: float) -> bool:
-    """Whether a tensor and those beside it (latent, gradient) can be swept together: same type, same layout."""
+    """Whether a tensor and those beside it (latent, gradient) can be swept here."""
     first = tensors[0]
     assert first is not None
-    return (
-        _native is not None
-        and exponent in _KINDS
-        and first.device.type == "cpu"
-        and first.dtype in (torch.float32, torch.bfloat16)
-        and (first.is_contiguous() or _is_dense(_layout(first)))
-        and all(
-            t is None or (t.dtype == first.dtype and t.device == first.device and _alike(t, first)) for t in tensors
-        )
-    )
-
-
-def _layout(tensor: Tensor) -> list[tuple[int, int]]:
-    """Return strides and sizes from the innermost dimension out; dimensions of size one have no say."""
-    return sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1)
-
-
-def _is_dense(layout: list[tuple[int, int]]) -> bool:
-    """Whether a tensor fills one piece of memory, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in layout:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether element i of one lies where element i of the other does."""
-    return one.stride() == other.stride() or all(
-        a == b for a, b, size in zip(one.stride(), other.stride(), one.shape, strict=True) if size != 1
-    )
+    return _native is not None and first.device.type == "cpu" and exponent in _KINDS and sweepable(tensors, _TYPES)
 
 
 def restore_(

@@ -117,7 +117,7 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straigh
   if (at.grad != nullptr) {
     const Vec grad = load(at.grad);
     if (straight_through)
-      sums.pull += (written - now) * grad;
+      sums.pull += ((written == zero) ? -now : zero) * grad;
     else
       store(at.grad, (written == zero) ? zero : grad);
   }

@@ -20,7 +20,12 @@ class Moments(NamedTuple):
 
     square: Tensor  #: Σ w²
     peak: Tensor  #: max |w|
-    pull: Tensor  #: Σ (w̃ − w)·∂L/∂w̃
+    pull: Tensor  #: Σ (w̃ − w)·∂L/∂w̃ over pruned weights
+
+
+def fits(tensors: Sequence[Tensor | None], exponent: float) -> bool:
+    """Plain operators take any tensor."""
+    return True
 
 
 def restore_(
