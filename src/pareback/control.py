@@ -6,7 +6,6 @@ captured in a CUDA graph and still sees new targets and learning rates when it i
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from .cost import Bounds
 from .extremes import Extremes
+from .fusing import Fusing
 from .kernels import Moments
 
 #: The slope of the sparsity is measured on weights within this many σ above the threshold.
@@ -135,7 +135,7 @@ class Controller:
         self.state = state
         self.ramp_steps = ramp_steps
         self.extremes = extremes
-        self._is_compiled = False
+        self._fused = Fusing(self._advance)
         like = state.r
         self.sizes = torch.tensor(sizes, dtype=like.dtype, device=like.device)
         # Aim a little inside the floor, so that a step of the weights does not push a tensor through it.
@@ -165,29 +165,7 @@ class Controller:
 
         Returns where to prune now, and the ends of the bands in which slopes are counted.
         """
-        if self.state.r.is_cuda and not self._is_compiled:
-            self._compile()
-        return self._advance(moments, rates, skipped)
-
-    def _compile(self) -> None:
-        """Fuse the arithmetic of a step: some eighty operators on a few numbers each, a dozen kernels when compiled."""
-        if torch.cuda.is_current_stream_capturing():
-            return  # too late for this graph; a step before the capture would have compiled it
-        self._is_compiled = True
-        plain, compiled = self._advance, torch.compile(self._advance, fullgraph=True, dynamic=False)
-
-        def first(moments: Moments, rates: Rates, skipped: Tensor | None) -> tuple[Tensor, Tensor]:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the compiler's advice on the user's settings is not ours to give
-                try:
-                    result = compiled(moments, rates, skipped)
-                    self._advance = compiled  # type: ignore[method-assign]
-                except torch._dynamo.exc.TorchDynamoException:  # no working compiler: slower, not wrong
-                    self._advance = plain  # type: ignore[method-assign]
-                    result = plain(moments, rates, skipped)
-            return result
-
-        self._advance = first  # type: ignore[method-assign]
+        return self._fused(self.state.r.is_cuda, moments, rates, skipped)
 
     def _advance(self, moments: Moments, rates: Rates, skipped: Tensor | None) -> tuple[Tensor, Tensor]:
         state = self.state

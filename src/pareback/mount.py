@@ -192,9 +192,9 @@ class Mount(ABC):
         thresholds = controller.thresholds()
         tensors = [local(p.detach()) if held else latent for p, latent, held in self._where_latents_are()]
         counts = count(tensors, thresholds, controller.edges(thresholds), self._exponent)
-        everyone = self._shards.gather(torch.stack(counts)).sum(0)
-        controller.state.nonzero.copy_(everyone[0])
-        controller.state.band.copy_(everyone[1])
+        if self._shards.group is not None:
+            counts = tuple(self._shards.gather(torch.stack(counts)).sum(0).unbind())  # type: ignore[assignment]
+        torch._foreach_copy_([controller.state.nonzero, controller.state.band], list(counts))
 
     def _where_latents_are(self) -> Iterable[tuple[nn.Parameter, Tensor, bool]]:
         held = [False] * len(self.parameters)

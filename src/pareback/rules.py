@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .control import STRIDE, Controller, Rule, View
 from .cost import Limit
+from .fusing import Fusing
 from .shrink import gaussian_bound, predicted_sparsity, sparsity_slope
 
 #: How much of the remaining error the exact budget corrects in a step. The slope is measured, so one step at 1.0
@@ -31,48 +33,68 @@ class GaussianBound(Rule):
 class SearchedBound(Rule):
     """fixed-BS, Eq. 2: each tensor by itself, from its count of the step before.
 
-    The move is Newton's with the measured slope. :meth:`refine` then counts the moved weights until every tensor is
-    within the tolerance; a warm start usually needs one or two counts.
+    The move is Newton's with the measured slope; :meth:`refine` then counts the moved weights and goes on from there.
     """
 
     #: ε of Eq. 2, as a fraction of a tensor; half a weight where that is more.
     tolerance = 1e-4
-    #: Counts at most in one step. Where nothing may be read back, all of them are made.
+    #: Counts at most in one step, beside the one that pruning makes.
     passes = 12
+    #: Where nothing may be read back. The next step corrects what is left (a few weights in ten thousand).
+    passes_on_gpu = 1
 
     def __init__(self, keep: Sequence[int], sizes: Sequence[int], like: Tensor) -> None:
         kept = torch.tensor(keep, dtype=torch.float64) / torch.tensor(sizes, dtype=torch.float64)
         self.target = (1.0 - kept).to(like)
+        self._narrowed = Fusing(self._narrow)
 
     def move(self, view: View) -> Tensor:
         wanted = self.target.to(view.r) * view.share
         return ((wanted - view.sparsity) / view.slope).clamp(-STRIDE, STRIDE)
 
     def refine(self, controller: Controller, recount: Callable[[], None]) -> None:
-        """Search on between brackets: two steps of Newton, then interpolation and bisection in turn."""
-        r = controller.state.r
-        wanted = self.target.to(r) * controller.share()
-        tolerance = (0.5 / controller.sizes).clamp_min(self.tolerance)
-        low, high = torch.zeros_like(r), torch.full_like(r, torch.inf)
-        missing, surplus = wanted, torch.zeros_like(r)  # how far from the target the brackets are
-        for number in range(self.passes):
+        """Count the moved weights and search on, until the tolerance is met (on a GPU: a fixed number of times)."""
+        state = controller.state
+        on_gpu = state.r.is_cuda
+        bracket = Bracket(
+            torch.zeros_like(state.r), torch.full_like(state.r, torch.inf), self.target, torch.zeros_like(state.r)
+        )
+        for number in range(self.passes_on_gpu if on_gpu else self.passes):
             recount()
-            miss = wanted - controller.sparsity()
-            done = miss.abs() <= tolerance
             # On the CPU looking costs nothing; converged tensors stand still either way.
-            if r.device.type == "cpu" and bool(done.all()):
+            if not on_gpu and bool(self._met(controller).all()):
                 return
-            low, missing = torch.where(miss > 0, r, low), torch.where(miss > 0, miss, missing)
-            high, surplus = torch.where(miss < 0, r, high), torch.where(miss < 0, -miss, surplus)
-            if number < 2:
-                guess = r + (miss / controller.slope()).clamp(-STRIDE, STRIDE)
-            elif number % 2:
-                guess = low + 0.5 * (high - low)
-            else:
-                guess = low + (high - low) * (missing / (missing + surplus))
-            outward = torch.where(torch.isfinite(high), low + 0.5 * (high - low), r + STRIDE)
-            guess = torch.where((guess > low) & (guess < high), guess, outward)
-            r.copy_(torch.where(done, r, guess))
+            bracket = self._narrowed(on_gpu, controller, bracket, number)
+
+    def _met(self, controller: Controller) -> Tensor:
+        miss = self.target.to(controller.sizes) * controller.share() - controller.sparsity()
+        return miss.abs() <= (0.5 / controller.sizes).clamp_min(self.tolerance)
+
+    def _narrow(self, controller: Controller, bracket: Bracket, number: int) -> Bracket:
+        """Move every ``r`` that is not there yet: two steps of Newton, then interpolation and bisection in turn."""
+        r = controller.state.r
+        miss = self.target.to(r) * controller.share() - controller.sparsity()
+        low, missing = torch.where(miss > 0, r, bracket.low), torch.where(miss > 0, miss, bracket.missing)
+        high, surplus = torch.where(miss < 0, r, bracket.high), torch.where(miss < 0, -miss, bracket.surplus)
+        if number < 2:
+            guess = r + (miss / controller.slope()).clamp(-STRIDE, STRIDE)
+        elif number % 2:
+            guess = low + 0.5 * (high - low)
+        else:
+            guess = low + (high - low) * (missing / (missing + surplus))
+        outward = torch.where(torch.isfinite(high), low + 0.5 * (high - low), r + STRIDE)
+        guess = torch.where((guess > low) & (guess < high), guess, outward)
+        r.copy_(torch.where(self._met(controller), r, guess))
+        return Bracket(low, high, missing, surplus)
+
+
+class Bracket(NamedTuple):
+    """The ``r`` between which each tensor's search goes on, and how far from the target the sparsity is at either."""
+
+    low: Tensor
+    high: Tensor
+    missing: Tensor
+    surplus: Tensor
 
 
 class Penalty(Rule):

@@ -16,8 +16,10 @@ from torch import Tensor
 EXPONENTS: dict[str, float] = {"hard": math.inf, "power": 3.0, "soft": 1.0}
 
 _HALF = (torch.float16, torch.bfloat16)
-#: Minus a third of the bits of x from this are the bits of a number within 4 % of x^(−1/3).
+#: This less a third of the bits of x are the bits of a number within 4 % of x^(−1/3).
 _INVERSE_CUBE_ROOT = 0x54A20000
+_EXPONENT_BITS, _TWICE_BIAS = 0x7F800000, 0x7F000000
+_FAR = 2.0**20
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -38,41 +40,42 @@ def shrink(weight: Tensor, threshold: Tensor | float, exponent: float) -> Tensor
     """
     wide = weight.to(compute_dtype(weight.dtype))
     magnitude = wide.abs()
-    # `where` on the negated comparison: multiplying by a mask would leave −0.0 and spread NaN.
+    # `where` on the comparison: multiplying by a mask would leave −0.0 and spread NaN.
     pruned = magnitude < threshold
     if exponent == math.inf:
         return torch.where(pruned, torch.zeros((), dtype=weight.dtype, device=weight.device), weight)
-    # w·(1 − (t/|w|)^p)^(1/p) is the same curve, needs no sign and is exact at t = 0.
-    ratio = torch.div(threshold, magnitude)
     if exponent == 1.0:
-        factor = ratio.neg_().add_(1.0)
+        left = magnitude - threshold
     elif exponent == 3.0 and wide.dtype == torch.float32:
-        factor = cube_root((ratio * ratio).mul_(ratio).neg_().add_(1.0))
+        left = _cubic(magnitude, torch.as_tensor(threshold, dtype=torch.float32, device=wide.device))
     else:
-        factor = ratio.pow_(exponent).neg_().add_(1.0).pow_(1.0 / exponent)
-    # |w| = 0 divides by zero; it has no magnitude to keep whatever the threshold.
+        left = (1.0 - (threshold / magnitude) ** exponent) ** (1.0 / exponent) * magnitude
+    # |w| = 0 has no magnitude to keep, whatever the threshold.
     nothing = pruned.logical_or_(magnitude == 0)
-    return torch.where(nothing, torch.zeros((), dtype=wide.dtype, device=wide.device), factor.mul_(wide)).to(
-        weight.dtype
-    )
+    zero = torch.zeros((), dtype=wide.dtype, device=wide.device)
+    return torch.where(nothing, zero, torch.copysign(left, wide)).to(weight.dtype)
 
 
-def cube_root(x: Tensor) -> Tensor:
-    """Return the cube root of float32 numbers in [0, 1], to within four units in the last place.
+def _cubic(magnitude: Tensor, threshold: Tensor) -> Tensor:
+    """Return ``(|w|³ − t³)^(1/3)`` in float32, to within a few units in the last place.
 
     Only additions and multiplications in a fixed order, each correctly rounded, so every processor gives the same bits
-    and a checkpoint moves between them without a single weight changing. A guess from the bit pattern of x^(−1/3) is
+    and a checkpoint moves between them without a single weight changing. Numbers are first scaled by the power of two
+    that brings the threshold into [1, 2), so that no cube underflows; x^(−1/3) is a guess from the bit pattern of x,
     improved by three Newton steps.
-
-    >>> cube_root(torch.tensor([0.0, 0.125, 1.0]))
-    tensor([0.0000, 0.5000, 1.0000])
     """
+    exponent = threshold.view(torch.int32) & _EXPONENT_BITS
+    down, up = exponent.view(torch.float32), (_TWICE_BIAS - exponent).view(torch.float32)
+    t, a = threshold * up, magnitude * up
+    x = (a * a).mul_(a).sub_(t * t * t)
     third = x.view(torch.int32).to(torch.float32).mul_(1.0 / 3.0).to(torch.int32)
     y = (_INVERSE_CUBE_ROOT - third).view(torch.float32)
     for _ in range(3):
         z = (x * y).mul_(y).mul_(y)
         y = y.mul_(z.mul_(-1.0 / 3.0).add_(4.0 / 3.0))
-    return (x * y).mul_(y)
+    left = x.mul_(y).mul_(y).mul_(down)
+    # Far above the threshold nothing is taken away, and cubes would overflow. So it is at a threshold of zero.
+    return torch.where((a > _FAR) | (exponent == 0), magnitude, left)
 
 
 def hard(weight: Tensor, threshold: Tensor | float) -> Tensor:

@@ -22,8 +22,8 @@ from torch import Tensor
 from .layout import sweepable
 from .reference import Moments
 
-BLOCK = 4096
-WARPS = 8
+BLOCK = 1024
+WARPS = 4
 
 _KINDS = {math.inf: 0, 1.0: 1, 3.0: 2}
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -52,17 +52,21 @@ def _interpreting() -> bool:
 
 
 @triton.jit
-def _cube_root(x):  # type: ignore[no-untyped-def]
-    """shrink.cube_root, operation by operation."""
+def _cubic(magnitude, threshold):  # type: ignore[no-untyped-def]
+    """shrink._cubic, operation by operation."""
+    exponent = threshold.to(tl.int32, bitcast=True) & 0x7F800000
+    down = exponent.to(tl.float32, bitcast=True)
+    up = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    t = threshold * up
+    a = magnitude * up
+    x = a * a * a - t * t * t
     third = (x.to(tl.int32, bitcast=True).to(tl.float32) * (1.0 / 3.0)).to(tl.int32)
     y = (0x54A20000 - third).to(tl.float32, bitcast=True)
     for _ in tl.static_range(3):
-        z = x * y
-        z = z * y
-        z = z * y
+        z = x * y * y * y
         y = y * (z * (-1.0 / 3.0) + (4.0 / 3.0))
-    y2 = x * y
-    return y2 * y
+    left = x * y * y * down
+    return tl.where((a > 1048576.0) | (exponent == 0), magnitude, left)
 
 
 @triton.jit
@@ -71,24 +75,25 @@ def _shrunk(w, threshold, KIND: tl.constexpr):  # type: ignore[no-untyped-def]  
     pruned = magnitude < threshold
     if KIND == 0:
         return tl.where(pruned, 0.0, w)
-    ratio = tl.div_rn(threshold + tl.zeros_like(magnitude), magnitude)
-    if KIND == 1:
-        factor = 1.0 - ratio
-    else:
-        cube = ratio * ratio
-        cube = cube * ratio
-        factor = _cube_root(1.0 - cube)
-    return tl.where(pruned | (magnitude == 0.0), 0.0, factor * w)
+    left = magnitude - threshold if KIND == 1 else _cubic(magnitude, threshold)
+    return tl.where(pruned | (magnitude == 0.0), 0.0, tl.where(w < 0.0, -left, left))
 
 
 @triton.jit
 def _place(owner, first, sizes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Return this program's tensor, the elements it works on and which of them exist."""
-    block = tl.program_id(0).to(tl.int64)
+    """Return this program's tensor, where in it the program starts and how many of its elements exist."""
+    block = tl.program_id(0)
     tensor = tl.load(owner + block)
     start = (block - tl.load(first + tensor)) * BLOCK
-    at = start + tl.arange(0, BLOCK)
-    return tensor, at, at < tl.load(sizes + tensor)
+    left = tl.load(sizes + tensor) - start
+    return tensor, start, left
+
+
+@triton.jit
+def _elements(table, tensor, start, TYPE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Return pointers to the elements of one tensor's block."""
+    address = tl.multiple_of(tl.load(table + tensor), 16)
+    return address.to(tl.pointer_type(TYPE)) + start + tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -107,31 +112,33 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     STRAIGHT: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    tensor, at, real = _place(owner, first, sizes, BLOCK)
-    latent_at = tl.multiple_of(tl.load(table + count + tensor), 16).to(tl.pointer_type(TYPE))
-    stored = tl.load(latent_at + at, mask=real, other=0.0)
-    latent = stored.to(tl.float32)
-    pruned = _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE).to(tl.float32)
+    tensor, start, left = _place(owner, first, sizes, BLOCK)
+    real = tl.arange(0, BLOCK) < left
+    threshold = tl.load(thresholds + tensor)
+    weights = _elements(table, tensor, start, TYPE, BLOCK)
+    latents = _elements(table + count, tensor, start, TYPE, BLOCK)
+    grads = _elements(table + 2 * count, tensor, start, TYPE, BLOCK)
+    has_grad = tl.arange(0, BLOCK) < tl.where(tl.load(table + 2 * count + tensor) == 0, 0, left)
+    # All loads come first: the memory system is kept busy while the arithmetic runs.
+    latent = tl.load(latents, mask=real, other=0.0).to(tl.float32)
+    grad = tl.load(grads, mask=has_grad, other=0.0)
     if RESTORE:
-        weight_at = tl.multiple_of(tl.load(table + tensor), 16).to(tl.pointer_type(TYPE))
-        written = tl.load(weight_at + at, mask=real, other=0.0).to(tl.float32)
+        written = tl.load(weights, mask=real, other=0.0).to(tl.float32)
+        pruned = _shrunk(latent, threshold, KIND).to(TYPE).to(tl.float32)
         now = tl.where(written == pruned, latent, written)
-        tl.store(weight_at + at, now.to(TYPE), mask=real)
+        tl.store(weights, now.to(TYPE), mask=real)
     else:
-        written = pruned
+        written = _shrunk(latent, threshold, KIND).to(TYPE).to(tl.float32)
         now = latent
+    gone = written == 0.0
+    if STRAIGHT:
+        pull = tl.sum(tl.where(gone, -now, 0.0) * grad.to(tl.float32))
+    else:
+        tl.store(grads, tl.where(gone, 0.0, grad), mask=has_grad)
+        pull = 0.0
     block = tl.program_id(0)
     tl.store(partial + block, tl.sum(now * now))
     tl.store(partial + blocks + block, tl.max(tl.abs(now)))
-    address = tl.load(table + 2 * count + tensor)
-    pull = 0.0
-    if address != 0:
-        grad_at = tl.multiple_of(address, 16).to(tl.pointer_type(TYPE))
-        grad = tl.load(grad_at + at, mask=real, other=0.0)
-        if STRAIGHT:
-            pull = tl.sum(tl.where(written == 0.0, -now, 0.0) * grad.to(tl.float32))
-        else:
-            tl.store(grad_at + at, tl.where(written == 0.0, 0.0, grad), mask=real)
     tl.store(partial + 2 * blocks + block, pull)
 
 
@@ -151,21 +158,23 @@ def _counts_kernel(  # type: ignore[no-untyped-def]
     PRUNE: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    tensor, at, real = _place(owner, first, sizes, BLOCK)
-    row = 0 if PRUNE else count
-    source = tl.multiple_of(tl.load(table + row + tensor), 16).to(tl.pointer_type(TYPE))
-    stored = tl.load(source + at, mask=real, other=0.0)
+    tensor, start, left = _place(owner, first, sizes, BLOCK)
+    real = tl.arange(0, BLOCK) < left
+    weights = _elements(table, tensor, start, TYPE, BLOCK)
+    latents = _elements(table + count, tensor, start, TYPE, BLOCK)
+    stored = tl.load(weights if PRUNE else latents, mask=real, other=0.0)
     latent = stored.to(tl.float32)
     pruned = _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE)
+    if PRUNE:
+        tl.store(latents, stored, mask=real)
+        tl.store(weights, pruned, mask=real)
     kept = pruned.to(tl.float32) != 0.0
     near = kept & (tl.abs(latent) < tl.load(edges + tensor))
-    if PRUNE:
-        latent_at = tl.multiple_of(tl.load(table + count + tensor), 16).to(tl.pointer_type(TYPE))
-        tl.store(latent_at + at, stored, mask=real)
-        tl.store(source + at, pruned, mask=real)
+    # Both counts fit one number, so one reduction does: a block has far fewer than 65,536 elements.
+    both = tl.sum(kept.to(tl.int32) + near.to(tl.int32) * 65536)
     block = tl.program_id(0)
-    tl.store(partial + block, tl.sum(kept.to(tl.int32)))
-    tl.store(partial + blocks + block, tl.sum(near.to(tl.int32)))
+    tl.store(partial + block, both & 65535)
+    tl.store(partial + blocks + block, both >> 16)
 
 
 @triton.jit
@@ -180,11 +189,11 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    tensor, at, real = _place(owner, first, sizes, BLOCK)
-    latent_at = tl.multiple_of(tl.load(table + count + tensor), 16).to(tl.pointer_type(TYPE))
-    result_at = tl.multiple_of(tl.load(table + tensor), 16).to(tl.pointer_type(TYPE))
-    latent = tl.load(latent_at + at, mask=real, other=0.0).to(tl.float32)
-    tl.store(result_at + at, _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE), mask=real)
+    tensor, start, left = _place(owner, first, sizes, BLOCK)
+    real = tl.arange(0, BLOCK) < left
+    results = _elements(table, tensor, start, TYPE, BLOCK)
+    latent = tl.load(_elements(table + count, tensor, start, TYPE, BLOCK), mask=real, other=0.0).to(tl.float32)
+    tl.store(results, _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE), mask=real)
 
 
 @triton.jit

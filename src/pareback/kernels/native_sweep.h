@@ -8,6 +8,14 @@ typedef int32_t Int __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Half __attribute__((vector_size(2 * LANES)));
 
+template <typename To, typename From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
 inline Vec load(const float* p) {
   Vec v;
   std::memcpy(&v, p, sizeof v);
@@ -19,15 +27,11 @@ inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 inline Vec load(const uint16_t* p) {  // bfloat16 is the upper half of a float
   Half h;
   std::memcpy(&h, p, sizeof h);
-  const Unsigned wide = __builtin_convertvector(h, Unsigned) << 16;
-  Vec v;
-  std::memcpy(&v, &wide, sizeof v);
-  return v;
+  return bits_as<Vec>(__builtin_convertvector(h, Unsigned) << 16);
 }
 
 inline void store(uint16_t* p, Vec v) {  // round to nearest, ties to even; NaN stays NaN
-  Unsigned bits;
-  std::memcpy(&bits, &v, sizeof bits);
+  const Unsigned bits = bits_as<Unsigned>(v);
   const Unsigned rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const Int nan = (v != v);
   const Unsigned chosen = nan ? (Unsigned{} + 0x7FC0u) : rounded;
@@ -35,27 +39,23 @@ inline void store(uint16_t* p, Vec v) {  // round to nearest, ties to even; NaN 
   std::memcpy(p, &h, sizeof h);
 }
 
-inline Vec absolute(Vec v) {
-  Int bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  bits &= 0x7FFFFFFF;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
+inline Vec absolute(Vec v) { return bits_as<Vec>(bits_as<Int>(v) & 0x7FFFFFFF); }
 
-// shrink.cube_root, operation by operation.
-inline Vec cube_root(Vec x) {
-  Int bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  const Int third = __builtin_convertvector(__builtin_convertvector(bits, Vec) * (1.0f / 3.0f), Int);
-  const Int guess = 0x54A20000 - third;
-  Vec y;
-  std::memcpy(&y, &guess, sizeof y);
+// shrink._cubic, operation by operation.
+inline Vec cubic(Vec magnitude, float threshold) {
+  const int32_t exponent = bits_as<int32_t>(threshold) & 0x7F800000;
+  const float down = bits_as<float>(exponent), up = bits_as<float>(0x7F000000 - exponent), t = threshold * up;
+  const Vec a = magnitude * up;
+  const Vec x = a * a * a - t * t * t;
+  const Int third = __builtin_convertvector(__builtin_convertvector(bits_as<Int>(x), Vec) * (1.0f / 3.0f), Int);
+  Vec y = bits_as<Vec>(0x54A20000 - third);
   for (int step = 0; step < 3; ++step) {
     const Vec z = x * y * y * y;
     y = y * (z * (-1.0f / 3.0f) + (4.0f / 3.0f));
   }
-  return x * y * y;
+  const Vec left = x * y * y * down;
+  const Int untouched = (a > 1048576.0f) | (exponent == 0 ? -1 : 0);
+  return untouched ? magnitude : left;
 }
 
 template <int kind>
@@ -63,9 +63,10 @@ inline Vec shrunk(Vec w, float threshold) {
   const Vec magnitude = absolute(w), zero{};
   const Int pruned = magnitude < threshold;
   if (kind == kHard) return pruned ? zero : w;
-  const Vec ratio = threshold / magnitude;
-  const Vec factor = kind == kSoft ? 1.0f - ratio : cube_root(1.0f - ratio * ratio * ratio);
-  return (pruned | (magnitude == 0.0f)) ? zero : factor * w;
+  const Vec left = kind == kSoft ? magnitude - threshold : cubic(magnitude, threshold);
+  const Int sign = bits_as<Int>(w) & static_cast<int32_t>(0x80000000u);
+  const Vec with_sign = bits_as<Vec>((bits_as<Int>(left) & 0x7FFFFFFF) | sign);
+  return (pruned | (magnitude == 0.0f)) ? zero : with_sign;
 }
 
 template <typename Element>

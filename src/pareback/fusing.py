@@ -1,0 +1,44 @@
+"""Turns many operators on a few numbers each into a few kernels, where launching them is what costs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Fusing(Generic[P, R]):
+    """A function that is compiled when it is first called on a GPU; elsewhere it stays as it is.
+
+    Compilation needs a step before the one that is captured in a CUDA graph, as warming up a graph makes anyway.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._plain = function
+        self._compiled: Callable[P, R] | None = None
+
+    def __call__(self, on_gpu: bool, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not on_gpu:
+            return self._plain(*args, **kwargs)
+        if self._compiled is not None:
+            return self._compiled(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing():
+            return self._plain(*args, **kwargs)
+        return self._first(*args, **kwargs)
+
+    def _first(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        compiled = torch.compile(self._plain, fullgraph=True, dynamic=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's advice on the user's settings is not ours to give
+            try:
+                result = compiled(*args, **kwargs)
+                self._compiled = compiled
+            except torch._dynamo.exc.TorchDynamoException:  # no working compiler: slower, not wrong
+                self._compiled = self._plain
+                result = self._plain(*args, **kwargs)
+        return result
