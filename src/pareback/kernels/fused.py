@@ -232,15 +232,15 @@ class _Blocks:
     first: Tensor  #: each tensor's first block, and the number of blocks at the end
     owner: Tensor  #: each block's tensor
     number: int
-    #: Page-locked memory for tables made while a graph is captured, when none may be allocated. Each is used once, as
-    #: the graph copies from it at every replay.
+    #: Page-locked memory for tables made while a graph is captured, when none may be allocated.
     spare: list[Tensor] = field(default_factory=list)
+    #: What captured graphs read at every replay, and which therefore has to stay.
     used: list[Tensor] = field(default_factory=list)
 
 
 _blocks: dict[tuple[object, ...], _Blocks] = {}
 _tables: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
-_REMEMBERED = 64
+_REMEMBERED = 256
 _SPARE = 8
 
 
@@ -263,10 +263,13 @@ def _table_of(addresses: list[list[int]], blocks: _Blocks, device: torch.device)
     The last tables are remembered, as a training loop meets the same addresses again and again.
     """
     key = (device, *(address for row in addresses for address in row))
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if key in _tables:
         _tables.move_to_end(key)
+        if capturing:
+            blocks.used.append(_tables[key])
         return _tables[key]
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if capturing:
         if not blocks.spare:
             raise RuntimeError(f"More than {_SPARE} graphs were captured with one pruner. Build a new pruner.")
         host = blocks.spare.pop()
