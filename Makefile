@@ -19,7 +19,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead.py training
 
 # The stamp is newer than pyproject.toml only after a complete install.
 $(STAMP): pyproject.toml

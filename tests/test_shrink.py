@@ -95,10 +95,26 @@ def test_power_with_exponent_one_is_soft() -> None:
     torch.testing.assert_close(shrink(weight, 0.7, 1.0 + 1e-9), shrink(weight, 0.7, 1.0), rtol=0.0, atol=1e-7)
 
 
+def test_power_in_single_precision_is_accurate_at_every_scale() -> None:
+    """fp32 has a cube root of its own: within 10⁻⁶ of the definition from 10⁻³⁶ to 10³⁶, far from and near the threshold."""
+    factors = torch.tensor([1.1, 1.5, 2.0, 3.0, 10.0, 1e3, 1e5, 1e7, 1e9], dtype=torch.float64)
+    for scale in (1e-36, 1e-20, 1e-3, 0.3, 1.0, 1.9999, 7.0, 1e10, 1e25):
+        threshold = torch.tensor(scale, dtype=torch.float32)
+        weight = (factors * float(threshold)).float()
+        wide = weight.double()
+        # w·(1 − (t/w)³)^(1/3): the definition without a cube that could overflow even fp64.
+        expected = wide * (1.0 - (float(threshold) / wide) ** 3) ** (1.0 / 3.0)
+        for sign in (1.0, -1.0):
+            pruned = shrink(sign * weight, threshold, 3.0).double()
+            torch.testing.assert_close(pruned, sign * expected, rtol=2e-6, atol=0.0)
+
+
 def test_the_cube_is_the_same_with_and_without_its_fast_path() -> None:
-    """p = 3 is calculated by multiplying; p next to 3 goes through pow and agrees."""
-    weight = torch.linspace(-3.0, 3.0, 61, dtype=torch.float64)
+    """p = 3 in fp32, p next to 3, and fp64 all agree."""
+    weight = torch.linspace(-3.0, 3.0, 61)
     torch.testing.assert_close(shrink(weight, 0.7, 3.0), shrink(weight, 0.7, math.nextafter(3.0, 4.0)))
+    wide = shrink(weight.double(), 0.7, 3.0)
+    torch.testing.assert_close(shrink(weight, 0.7, 3.0).double(), wide, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- corners
@@ -218,7 +234,9 @@ def ste_by_autograd(weight: Tensor, r: Tensor, spread: Tensor, exponent: float) 
     """The appendix's b·σ·T(w/(b·σ)) with T the identity in back-propagation, written with detach."""
     x = weight / (r * spread)
     forward = torch.tensor([written_out(v, 1.0, exponent) for v in x.detach().tolist()], dtype=x.dtype)
-    return r * spread * (x + (forward - x).detach())
+    through = r * spread * (x + (forward - x).detach())
+    # With the hard shrink kept weights do not depend on b. With the others that dependence is left out on purpose.
+    return torch.where(x.abs() < 1, through, weight + (through - weight).detach())
 
 
 @ALL
@@ -251,12 +269,27 @@ def test_threshold_gradient_by_hand() -> None:
     assert float(r.grad) == pytest.approx((-0.2 * 3 + 0.4 * 5) / 0.5)
 
 
-def test_kept_weights_pull_too_when_they_are_shrunk() -> None:
-    """Soft shrink takes t off a kept weight: −0.5·7/0.5 = −7 joins the pruned −0.2·3/0.5 = −1.2."""
+def test_the_appendix_needs_no_exception_for_the_hard_shrink() -> None:
+    """Its formula over all weights, Σ ((w̃ − w)/b)·g, and autograd through b·σ·T(w/(b·σ)) agree without a where."""
+    generator = torch.Generator().manual_seed(3)
+    weight, g = torch.randn(2, 50, dtype=torch.float64, generator=generator)
+    r, spread = torch.tensor(0.9, dtype=torch.float64, requires_grad=True), torch.tensor(0.7, dtype=torch.float64)
+    (straight_through(weight, r, spread) * g).sum().backward()
+    b = torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
+    x = weight / (b * spread)
+    unit = torch.where(x.abs() < 1, 0.0, x)
+    (b * spread * (x + (unit - x).detach()) * g).sum().backward()
+    pruned = hard(weight, 0.9 * 0.7)
+    torch.testing.assert_close(r.grad, b.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(r.grad, ((pruned - weight) / 0.9 * g).sum(), rtol=1e-12, atol=1e-12)
+
+
+def test_kept_weights_do_not_pull_when_they_are_shrunk() -> None:
+    """Soft shrink takes t off the kept 1.0, which is left out; the pruned 0.2 pulls −0.2·3/0.5 = −1.2."""
     weight = torch.tensor([0.2, 1.0], requires_grad=True)
     r = torch.tensor(0.5, requires_grad=True)
     (straight_through(weight, r, torch.tensor(1.0), 1.0) * torch.tensor([3.0, 7.0])).sum().backward()
-    assert float(r.grad) == pytest.approx(-8.2)
+    assert float(r.grad) == pytest.approx(-1.2)
 
 
 def test_spread_is_a_constant_in_back_propagation() -> None:

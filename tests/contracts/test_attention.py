@@ -1,4 +1,4 @@
-"""Attention layers pack three weights into one tensor and have a fast path of their own; both work on pruned weights."""
+"""Attention packs three weights into one tensor and has a fast path of its own; both work on pruned weights."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_compiled_eval_pass_sees_every_step() -> None:
 @OPTIMIZERS
 @pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 def test_a_compiled_step_prunes_like_the_plain_one(kind: Kind, mount: Any) -> None:
-    """torch.compile(optimizer.step) runs the pruner around every step, and where torch rounds alike the bits are alike."""
+    """torch.compile(optimizer.step) runs the pruner around every step; where torch rounds alike, so are the bits."""
     eager, expected, losses = trained(kind, mount)
     model = network()
     optimizer = kind(model)
@@ -150,7 +150,7 @@ def test_a_step_compiled_by_inductor_prunes() -> None:
 
 
 def test_a_pruner_added_to_a_compiled_step_is_noticed() -> None:
-    """Where the step was compiled and run before the pruner came, it prunes all the same; after finish() it no longer does."""
+    """A step compiled and run before the pruner came prunes all the same, and no longer after finish()."""
     model = network()
     optimizer = sgd(model)
     step = torch.compile(optimizer.step, backend="eager")

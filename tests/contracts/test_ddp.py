@@ -1,39 +1,20 @@
 """DistributedDataParallel: replicas stay identical bit for bit, the budget is met, and names have no prefix."""
 
 import copy
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from toys import batches, network
+from toys import batches, in_two_processes, network, of
 
 import pareback as pb
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
 
 WORLD = 2
-
-
-def spawn(work, *args):
-    """Run ``work(rank, *args)`` in two gloo processes and return what they return."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (work, folder, args), nprocs=WORLD)
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
-
-
-def _process(rank, work, folder, args):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
-    try:
-        torch.save(work(rank, *args), Path(folder) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
 def steps(model, optimizer, count, rank, accumulate=1):
@@ -54,15 +35,18 @@ GOALS = {
 }
 
 
-def _contract(rank):
-    """Everything that one model can show, in one start of the processes."""
+def every_goal(rank, folder):
     found = {}
     for goal in GOALS:
         for mount in (pb.Pruner, pb.ParametrizedPruner):
             model = network(seed=rank)  # DDP makes the replicas equal
             replica = DistributedDataParallel(model)
             optimizer = torch.optim.AdamW(replica.parameters(), lr=3e-3)
-            pruner = mount(replica, optimizer, GOALS[goal], total_steps=25)
+            if mount is pb.Pruner:
+                pruner = mount(replica, optimizer, GOALS[goal], total_steps=25)
+            else:  # parametrizing takes parameters away from the hooks of a DDP that is there already
+                pruner = mount(model, optimizer, GOALS[goal], total_steps=25)
+                replica = DistributedDataParallel(model)
             steps(replica, optimizer, 25, rank, accumulate=2)
             training = copy.deepcopy(pruner.state_dict())
             report = pruner.finish()
@@ -78,16 +62,57 @@ def _contract(rank):
     return found
 
 
+def wrapped_later(rank, folder):
+    """A pruner built on the module before it is wrapped, and its state moved to a plain run."""
+    model = network(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), total_steps=20)
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    steps(replica, optimizer, 20, rank)
+    found = {"training": copy.deepcopy(pruner.state_dict())}
+    plain = network(seed=3)
+    other = pb.Pruner(plain, torch.optim.SGD(plain.parameters(), lr=0.1), pb.Budget(sparsity=0.8), total_steps=20)
+    other.load_state_dict(pruner.state_dict())
+    plain.load_state_dict(model.state_dict())
+    found["reports"] = other.finish().as_dict(), pruner.finish().as_dict()
+    found["final"] = copy.deepcopy(plain.state_dict()), copy.deepcopy(model.state_dict())
+    return found
+
+
+def other_mount(rank, folder):
+    """Parametrizing what DDP has attached to would leave its gradients out of the reduction."""
+    model = network(seed=0)
+    replica = DistributedDataParallel(model)
+    try:
+        pb.ParametrizedPruner(replica, torch.optim.SGD(model.parameters(), lr=0.1), pb.Fixed(sparsity=0.8))
+        said = None
+    except ValueError as error:
+        said = str(error)
+    return {"said": said, "keys": list(model.state_dict())}
+
+
+def unused(rank, folder):
+    """Pruned weights have no gradient (no straight-through), and some parameters are not reached at all."""
+    model = network(seed=0)
+    model.spare = nn.Linear(40, 40)
+    model.forward = lambda x: nn.Sequential.forward(model[:5], x)
+    replica = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+    pruner = pb.Pruner(replica, optimizer, pb.Fixed(sparsity=0.8), straight_through=False)
+    steps(replica, optimizer, 5, rank)
+    return copy.deepcopy(model.state_dict()), pruner.counts()
+
+
 @pytest.fixture(scope="module")
 def runs():
-    return spawn(_contract)
+    return in_two_processes(every_goal, wrapped_later, other_mount, unused)
 
 
 @pytest.mark.parametrize("mount", ["Pruner", "ParametrizedPruner"])
 @pytest.mark.parametrize("goal", GOALS)
 def test_replicas_are_identical(runs, goal, mount):
     """Weights, latent weights, thresholds and masks agree on both ranks to the last bit, during training and after."""
-    one, two = (found[goal, mount] for found in runs)
+    one, two = (found[goal, mount] for found in of(runs, every_goal))
     for part in ("control", "latents"):
         for name, value in one["training"][part].items():
             assert torch.equal(value, two["training"][part][name]), name
@@ -99,7 +124,7 @@ def test_replicas_are_identical(runs, goal, mount):
 @pytest.mark.parametrize("mount", ["Pruner", "ParametrizedPruner"])
 def test_the_budget_is_met(runs, mount):
     """An exact budget and a fixed sparsity hold to the weight, as on one process."""
-    for found in runs:
+    for found in of(runs, every_goal):
         assert found["exact", mount]["nonzeros"] == 332
         assert found["search", mount]["counts"] == [128, 204]
 
@@ -107,7 +132,7 @@ def test_the_budget_is_met(runs, mount):
 @pytest.mark.parametrize("mount", ["Pruner", "ParametrizedPruner"])
 def test_names_have_no_prefix(runs, mount):
     """Patterns, reports and checkpoints speak of ``0.weight``, never of ``module.0.weight``."""
-    found = runs[0]["exact", mount]
+    found = of(runs, every_goal)[0]["exact", mount]
     assert found["names"] == ["0.weight", "2.weight"]
     assert found["rows"] == ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"]
     assert list(found["training"]["latents"]) == ["0.weight", "2.weight"]
@@ -117,87 +142,63 @@ def test_names_have_no_prefix(runs, mount):
 def test_both_mounts_agree(runs):
     """The two mounts give the same weights under DDP too."""
     for goal in GOALS:
-        one, other = runs[0][goal, "Pruner"]["final"], runs[0][goal, "ParametrizedPruner"]["final"]
+        found = of(runs, every_goal)[0]
+        one, other = found[goal, "Pruner"]["final"], found[goal, "ParametrizedPruner"]["final"]
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6)
 
 
-def _more(rank):
-    """Whatever else a user of DDP does."""
-    found = {}
-
-    # A pruner built on the module before it is wrapped, and a state moved from a wrapped run to a plain one.
-    model = network(seed=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), total_steps=20)
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    steps(replica, optimizer, 20, rank)
-    found["wrapped later"] = copy.deepcopy(pruner.state_dict())
-    plain = network(seed=3)
-    other = pb.Pruner(plain, torch.optim.SGD(plain.parameters(), lr=0.1), pb.Budget(sparsity=0.8), total_steps=20)
-    other.load_state_dict(pruner.state_dict())
-    plain.load_state_dict(model.state_dict())
-    assert other.finish().as_dict() == pruner.finish().as_dict()
-    found["moved"] = [copy.deepcopy(m.state_dict()) for m in (plain, model)]
-
-    # Pruned weights have no gradient (no straight-through), and some parameters are not reached at all.
-    model = network(seed=0)
-    model.spare = nn.Linear(40, 40)
-    model.forward = lambda x: nn.Sequential.forward(model[:5], x)
-    replica = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
-    pruner = pb.Pruner(replica, optimizer, pb.Fixed(sparsity=0.8), straight_through=False)
-    steps(replica, optimizer, 5, rank)
-    found["unused"] = [copy.deepcopy(model.state_dict()), pruner.counts()]
-
-    # Ranks that do not have the same number of threads add up in another order.
-    torch.set_num_threads(1 + rank)
-    found["threads"] = {}
-    for dtype in (torch.float32, torch.float64, torch.float16):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(20, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4)).to(
-            dtype
-        )
-        replica = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(replica.parameters(), lr=0.05)
-        pruner = pb.Pruner(replica, optimizer, pb.Budget(sparsity=0.9), total_steps=12)
-        for x, y in batches(12, size=32, dtype=dtype):
-            optimizer.zero_grad()
-            F.cross_entropy(replica(x.chunk(WORLD)[rank]).float(), y.chunk(WORLD)[rank]).backward()
-            optimizer.step()
-        found["threads"][dtype] = copy.deepcopy(model.state_dict()), pruner.r()
-        pruner.finish()
-    return found
-
-
-@pytest.fixture(scope="module")
-def more():
-    return spawn(_more)
-
-
-def test_wrapping_after_the_pruner_was_built(more):
+def test_wrapping_after_the_pruner_was_built(runs):
     """The pruner may be built on the bare module; wrapping it later changes nothing."""
-    one, two = (found["wrapped later"] for found in more)
+    one, two = (found["training"] for found in of(runs, wrapped_later))
     for part in ("control", "latents"):
         for name, value in one[part].items():
             assert torch.equal(value, two[part][name]), name
-    for plain, wrapped in (found["moved"] for found in more):
+    for found in of(runs, wrapped_later):
+        assert found["reports"][0] == found["reports"][1]
+        plain, wrapped = found["final"]
         for name, value in wrapped.items():
             assert torch.equal(plain[name], value), name
 
 
-def test_unused_parameters(more):
+def test_the_other_mount_wants_to_come_first(runs):
+    """A wrapped model cannot be parametrized any more; it is refused with a sentence instead of failing in step two."""
+    for found in of(runs, other_mount):
+        assert found["said"] is not None
+        assert "DistributedDataParallel" in found["said"]
+        assert "pb.Pruner" in found["said"]
+        assert found["keys"] == list(network().state_dict())
+
+
+def test_unused_parameters(runs):
     """Parameters that a forward pass does not reach stay pruned and equal on both ranks."""
-    (one, counts), (two, _) = (found["unused"] for found in more)
+    (one, counts), (two, _) = of(runs, unused)
     for name, value in one.items():
         assert torch.equal(value, two[name]), name
     assert counts == [256, 409, 320]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-def test_ranks_with_different_numbers_of_threads(more, dtype):
-    """Replicas stay identical even where ranks add up in a different order: a plain DDP model would, too."""
-    (one, one_r), (two, two_r) = (found["threads"][dtype] for found in more)
+def test_ranks_may_have_different_numbers_of_threads():
+    """Equal gradients give equal bits whatever the threads, as torch's optimizers do: DDP relies on nothing less."""
+
+    def rank(threads):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 150))
+        gradients = [torch.randn_like(p) for p in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            pruner = pb.Pruner(model, optimizer, pb.Unconstrained(weight=0.01), threshold_lr=1e-3, shrink="power")
+            for _ in range(3):
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter.grad = gradient.clone()
+                optimizer.step()
+        finally:
+            torch.set_num_threads(before)
+        return pruner.r(), copy.deepcopy(model.state_dict())
+
+    (one_r, one), (two_r, two) = rank(1), rank(2)
     assert torch.equal(one_r, two_r)
     for name, value in one.items():
         assert torch.equal(value, two[name]), name

@@ -30,14 +30,17 @@ def follow(model, optimizer, pruner, ema, data):
             ema.update_parameters(model)
 
 
-@pytest.mark.parametrize("average", AVERAGES)
-@pytest.mark.parametrize("shrink", ["hard", "power"])
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize(
+    ("goal", "shrink", "average"),
+    [
+        *((goal, "power", "ema") for goal in GOALS),
+        *((goal, "hard", "mean") for goal in GOALS),
+        ("exact", "power", "own"),
+    ],
+)
 @pytest.mark.parametrize("when", ["before finish", "after finish"])
 def test_the_average_is_as_sparse_as_the_model(when, goal, shrink, average):
     """Averaged under ``latents()`` and cut by ``prune_``, every tensor has the model's non-zeros to the weight."""
-    if average == "own" and goal != "exact":
-        pytest.skip("how the average is taken has nothing to do with the goal")
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     pruner = pb.Pruner(model, optimizer, GOALS[goal], total_steps=20, shrink=shrink)
@@ -190,7 +193,7 @@ def test_another_model_is_refused():
     model = network()
     pruner = pb.Pruner(model, torch.optim.SGD(model.parameters(), lr=0.1), pb.Fixed(sparsity=0.8))
     ema = AveragedModel(model)
-    with pytest.raises(ValueError, match="'0.weight', '2.weight'"):
+    with pytest.raises(ValueError, match=r"'0\.weight', '2\.weight'"):
         pruner.prune_(torch.nn.Linear(3, 3))
     with pytest.raises(ValueError, match="copy of the pruned model"):
         pruner.prune_(ema)  # its names begin with "module.": ema.module is meant

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import PRUNED, assert_same, batches, copied, network, nonzeros
+from toys import assert_same, batches, copied, network, nonzeros
 
 import pareback as pb
 
@@ -35,9 +35,13 @@ def control(pruner):
     return {name: value.clone() for name, value in pruner.state_dict()["control"].items()}
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
-@pytest.mark.parametrize("goal", GOALS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "goal", "mount"),
+    [
+        *((name, goal, pb.Pruner) for name in OPTIMIZERS for goal in GOALS),
+        *((name, "exact", pb.ParametrizedPruner) for name in OPTIMIZERS),
+    ],
+)
 def test_skipped_step_leaves_no_trace(name, goal, mount):
     """An overflow skips the step: weights, thresholds and step counter are as before, and the model is still sparse."""
     model = network()
@@ -63,6 +67,24 @@ def test_skipped_step_leaves_no_trace(name, goal, mount):
         assert_same(copied(model), weights)
         assert_same(control(pruner), before)
         assert pruner.counts() == counts
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power"])
+def test_a_search_that_cannot_be_met_rests_in_a_skipped_step(shrink):
+    """Equal weights leave a fixed sparsity out of reach, so the search is never done; a skipped step does not go on."""
+    model = network()
+    with torch.no_grad():
+        for name in ("0.weight", "2.weight"):
+            model.get_parameter(name).mul_(20).round_().div_(20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    pruner = pb.Pruner(model, optimizer, pb.Fixed(sparsity=0.5), shrink=shrink)
+    weights, before = copied(model), control(pruner)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaled_backward(model, batches(1)[0], scaler, torch.bfloat16)
+    model[0].weight.grad.fill_(torch.inf)
+    scaler.step(optimizer)
+    assert_same(copied(model), weights)
+    assert_same(control(pruner), before)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -61,9 +61,10 @@ def test_the_first_move_is_the_one_on_paper():
     share = torch.tensor([v.numel() for v in latents], dtype=torch.float64)
     density = (share / share.sum() * (1 - torch.erf(r / 2**0.5))).sum()
     (goal,) = torch.autograd.grad(3.0 * density, r)
-    wanted = -0.01 * torch.tensor([0.1, 0.4]).double() * (torch.stack(task) / r.detach() + goal)
+    rates = torch.tensor([0.1, 0.4], dtype=torch.float64)
+    wanted = -0.01 * rates * (torch.stack(task) / r.detach() + goal)
     optimizer.step()
-    torch.testing.assert_close(pruner.r() - r.detach(), wanted, rtol=1e-6, atol=0)  # 1e-6: 0.01 is stored in float32
+    torch.testing.assert_close(pruner.r() - r.detach(), wanted, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("mount", MOUNTS)

@@ -98,7 +98,7 @@ def test_both_mounts_agree(kind: Any) -> None:
 @KINDS
 @MOUNTS
 def test_finish_leaves_a_plain_layer_that_uses_the_pruned_weights(kind: Any, mount: Any) -> None:
-    """Type, names, order and identity of the parameters are the first ones, and later changes reach the forward pass."""
+    """Type, names, order and identity of the parameters are the first ones; later changes reach the forward pass."""
     module = layer(kind)
     given = list(module.parameters())
     optimizer = torch.optim.SGD(given, lr=0.5, momentum=0.9)

@@ -50,22 +50,22 @@ def saved_and_loaded(path, *things):
 
 
 @pytest.mark.parametrize("mount", MOUNTS)
-@pytest.mark.parametrize("goal", GOALS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("goal", "optimizer"),
+    [*((goal, "sgd") for goal in GOALS), *((goal, "adamw") for goal in ("exact", "search", "unconstrained"))],
+)
 def test_a_resumed_run_equals_the_straight_one(optimizer, goal, mount, tmp_path):
     """30 steps, a checkpoint file, fresh objects and 30 more: the same bits as 60 at a stretch, and after finish()."""
     data = batches(60)
     straight = build(0, optimizer, goal, mount)
-    train(straight[0], straight[1], data)
-
-    first = build(0, optimizer, goal, mount)
-    train(first[0], first[1], data[:30])
-    states = saved_and_loaded(tmp_path / "checkpoint.pt", *first)
+    train(straight[0], straight[1], data[:30])
+    states = saved_and_loaded(tmp_path / "checkpoint.pt", *straight)
     resumed = build(11, optimizer, goal, mount)
     for thing, state in zip(resumed, states, strict=True):
         thing.load_state_dict(state)
-    assert_same(everything(*resumed), everything(*first))
-    train(resumed[0], resumed[1], data[30:])
+    assert_same(everything(*resumed), everything(*straight))
+    for run in (straight, resumed):
+        train(run[0], run[1], data[30:])
 
     assert_same(everything(*resumed), everything(*straight))
     assert straight[2].finish().as_dict() == resumed[2].finish().as_dict()

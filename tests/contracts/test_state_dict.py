@@ -161,3 +161,17 @@ def test_names_do_not_depend_on_how_the_model_is_wrapped(wrap: Callable[[nn.Modu
     wrapped = pb.Pruner(other, sgd(other), pb.Fixed(sparsity=0.9), include="3.weight")
     wrapped.load_state_dict(pruner.state_dict())
     assert wrapped.names == pruner.names == ["3.weight"]
+
+
+def test_a_dense_checkpoint_loads_under_the_parametrized_mount() -> None:
+    """The other mount renames its entries, but takes a checkpoint by the plain names as the latent weights."""
+    model, given = network(), {name: value + 1 for name, value in network().state_dict().items()}
+    optimizer = sgd(model)
+    pruner = pb.ParametrizedPruner(model, optimizer, pb.Fixed(sparsity=0.9))
+    model.load_state_dict(given, strict=True)
+    assert all(torch.equal(latent, given[name]) for name, latent in pruner.state_dict()["latents"].items())
+    model.load_state_dict(model.state_dict(), strict=True)  # and one by its own names
+    list(steps(model, optimizer, 2))
+    pruner.finish()
+    model.load_state_dict(given, strict=True)
+    assert same(model.state_dict(), given)

@@ -1,10 +1,17 @@
-"""A small network, data to train it on, and what the contracts keep asking of it."""
+"""A small network, data to train it on, processes to do it in, and what the contracts keep asking."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -62,3 +69,37 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(
             found[name], value, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def in_two_processes(*parts: Callable[[int, str], Any]) -> dict[str, list[Any]]:
+    """Run ``part(rank, folder)`` of each part in two gloo processes; return what they returned, by name and rank.
+
+    Starting processes takes seconds, so everything one file has to show is done in one start. A part that fails does
+    not keep the others from running; :func:`of` raises its error.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_process, (parts, folder), nprocs=2)
+        ranks = [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(2)]
+    return {part.__name__: [found[part.__name__] for found in ranks] for part in parts}
+
+
+def of(runs: dict[str, list[Any]], part: Callable[[int, str], Any]) -> list[Any]:
+    """Return what a part returned on each rank."""
+    for found in runs[part.__name__]:
+        if isinstance(found, str):
+            pytest.fail(found, pytrace=False)
+    return runs[part.__name__]
+
+
+def _process(rank: int, parts: Sequence[Callable[[int, str], Any]], folder: str) -> None:
+    torch.set_num_threads(1)
+    where = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    found = {}
+    for part in parts:
+        try:
+            found[part.__name__] = part(rank, folder)
+        except Exception:
+            found[part.__name__] = traceback.format_exc()
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()

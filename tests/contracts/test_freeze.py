@@ -1,0 +1,229 @@
+"""pb.freeze keeps the zeros of a pruned model through further training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pareback as pb
+
+MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+Kind = Callable[[nn.Module], torch.optim.Optimizer]
+OPTIMIZERS = pytest.mark.parametrize(
+    "kind",
+    [
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1),
+    ],
+    ids=["sgd with decay", "nesterov", "adamw"],
+)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 32))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+
+
+def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), x.argmax(1)).backward()
+    optimizer.step()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for seed in range(steps):
+        step_once(model, optimizer, seed)
+
+
+def finished(kind: Kind = sgd, mount: Any = pb.Pruner) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """Return a model trained to 80 % sparsity and its optimizer, momenta and all."""
+    model = network()
+    optimizer = kind(model)
+    pruner = mount(model, optimizer, pb.Budget(sparsity=0.8), total_steps=20)
+    train(model, optimizer, 20)
+    pruner.finish()
+    return model, optimizer
+
+
+def masks(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() == 0 for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def kept(before: dict[str, Tensor], model: nn.Module) -> bool:
+    """Whether every zero of before is still one, to the sign."""
+    now = dict(model.named_parameters())
+    return all(torch.equal(now[n][zeros], torch.zeros(int(zeros.sum()))) for n, zeros in before.items())
+
+
+@OPTIMIZERS
+@MOUNTS
+def test_zeros_stay_zero_through_fine_tuning(mount: Any, kind: Kind) -> None:
+    """Momentum gathered while pruning, and decay, push at every zero; none moves in 50 steps, and the others train."""
+    model, optimizer = finished(kind, mount)
+    zeros, before = masks(model), {n: p.detach().clone() for n, p in model.named_parameters()}
+    pb.freeze(model, optimizer)
+    for seed in range(50):
+        step_once(model, optimizer, seed)
+        assert kept(zeros, model)
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert pb.inspect(model).pruned_nonzeros == 2 * 32 * 40 // 5
+
+
+@OPTIMIZERS
+def test_without_it_a_plain_step_fills_them(kind: Kind) -> None:
+    """Why it is needed: after finish() the optimizer is an ordinary one."""
+    model, optimizer = finished(kind)
+    step_once(model, optimizer, 0)
+    assert pb.inspect(model).sparsity < 0.5
+
+
+def test_a_new_optimizer_keeps_them_too() -> None:
+    """Fine-tuning usually starts with a fresh optimizer, or several; each is given to freeze."""
+    model, _ = finished()
+    zeros = masks(model)
+    first, second = torch.optim.AdamW(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[2].parameters(), lr=0.1)
+    pb.freeze(model, [first, second])
+    for seed in range(10):
+        step_once(model, first, seed)
+        second.step()
+        assert kept(zeros, model)
+
+
+def test_fine_tuning_equals_training_the_remaining_weights_alone() -> None:
+    """Frozen zeros take no part: the run is that of a plain loop that masks gradients and weights by hand."""
+    model, plain = network(), network()
+    for one in (model, plain):
+        pb.prune_(one, pb.Budget(sparsity=0.8))
+    optimizer, reference, zeros = sgd(model), sgd(plain), masks(plain)
+    pb.freeze(model, optimizer)
+    for seed in range(20):
+        step_once(model, optimizer, seed)
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))
+        reference.zero_grad()
+        F.cross_entropy(plain(x), x.argmax(1)).backward()
+        for name, p in plain.named_parameters():
+            if name in zeros:
+                p.grad[zeros[name]] = 0.0
+        reference.step()
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_remove_ends_it() -> None:
+    """After remove(), twice is harmless, zeros train again and the optimizer has no hooks left."""
+    model, optimizer = finished()
+    zeros = masks(model)
+    frozen = pb.freeze(model, optimizer)
+    step_once(model, optimizer, 0)
+    assert kept(zeros, model)
+    frozen.remove()
+    frozen.remove()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    step_once(model, optimizer, 1)
+    assert not kept(zeros, model)
+
+
+def test_a_with_block_ends_it() -> None:
+    """Zeros are kept inside the block and only there, also when it is left by an exception."""
+    model, optimizer = finished()
+    zeros = masks(model)
+
+    def interrupted() -> None:
+        with pb.freeze(model, optimizer) as frozen:
+            assert frozen.names == ["0.weight", "2.weight"]
+            step_once(model, optimizer, 0)
+            assert kept(zeros, model)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    step_once(model, optimizer, 1)
+    assert not kept(zeros, model)
+
+
+@pytest.mark.parametrize("options", [{"exclude": "2.*"}, {"include": "0.weight"}, {"exclude": ["2.weight"]}], ids=str)
+def test_include_and_exclude_choose_what_is_kept(options: dict[str, Any]) -> None:
+    """A tensor left out fills up, the other keeps its zeros."""
+    model, optimizer = finished()
+    zeros = masks(model)
+    frozen = pb.freeze(model, optimizer, **options)
+    assert frozen.names == ["0.weight"]
+    train(model, optimizer, 3)
+    assert kept({"0.weight": zeros["0.weight"]}, model)
+    assert not kept({"2.weight": zeros["2.weight"]}, model)
+
+
+def test_a_layer_that_does_not_train_may_be_excluded() -> None:
+    """exclude may name a layer with requires_grad=False; leaving it out is what it asks for."""
+    model, optimizer = finished()
+    model[2].requires_grad_(False)
+    assert pb.freeze(model, optimizer, exclude="2.*").names == ["0.weight"]
+
+
+def test_tensors_without_or_of_only_zeros_are_left_to_train() -> None:
+    """A layer that starts at zero on purpose, and biases, train under freeze as they would without."""
+    model, _ = finished()
+    model.append(nn.Linear(32, 32))
+    nn.init.zeros_(model[3].weight)
+    nn.init.zeros_(model[3].bias)
+    optimizer = sgd(model)
+    frozen = pb.freeze(model, optimizer)
+    assert frozen.names == ["0.weight", "2.weight"]
+    train(model, optimizer, 3)
+    assert bool((model[3].weight != 0).any())
+    assert bool((model[3].bias != 0).any())
+
+
+def test_a_dense_model_is_refused() -> None:
+    """With nothing to keep, the message says to prune first."""
+    model = network()
+    with pytest.raises(ValueError, match="no zeros to keep"):
+        pb.freeze(model, sgd(model))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    """An optimizer that does not hold the tensors could not keep their zeros, so it is not accepted in silence."""
+    model, _ = finished()
+    with pytest.raises(ValueError, match=r"0\.weight"):
+        pb.freeze(model, sgd(network()))
+
+
+def test_a_model_pruned_once_is_fine_tuned_at_its_sparsity() -> None:
+    """prune_, freeze, train: the classic recipe ends with the count it started from."""
+    model = network()
+    pb.prune_(model, pb.Fixed(sparsity=0.9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with pb.freeze(model, optimizer):
+        train(model, optimizer, 20)
+    assert pb.inspect(model).pruned_nonzeros == 2 * 32 * 40 // 10
+
+
+def test_it_works_with_a_closure_and_in_half_precision() -> None:
+    """A step given a closure, and a model in bfloat16, keep their zeros as well."""
+    model, _ = finished()
+    model.to(torch.bfloat16)
+    optimizer = sgd(model)
+    zeros = masks(model)
+    pb.freeze(model, optimizer)
+    x = torch.randn(16, 32).to(torch.bfloat16)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), x.argmax(1))
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    assert all(not p[zeros[name]].any() for name, p in model.named_parameters() if name in zeros)
