@@ -88,72 +88,150 @@ class Case:
 BAD: dict[str, Case] = {
     # a budget below the floor, or outside its range on this model
     "sparsity below the floor": Case(
-        ValueError, r"allows 3 non-zero pruned weights, but 4 is the least.*Allow more, or prune more", goal=pb.Budget(sparsity=0.9991)
+        ValueError,
+        r"allows 3 non-zero pruned weights, but 4 is the least.*Allow more, or prune more",
+        goal=pb.Budget(sparsity=0.9991),
     ),
     "params below the rest": Case(
-        ValueError, r"allows 100 parameters, but 174 is the least: 170 in what is not pruned.*Allow more", goal=pb.Budget(params=100)
+        ValueError,
+        r"allows 100 parameters, but 174 is the least: 170 in what is not pruned.*Allow more",
+        goal=pb.Budget(params=100),
     ),
-    "bytes below the rest": Case(ValueError, r"allows 1,000 bytes, but .* is the least.*Allow more", goal=pb.Budget(bytes="1KB")),
+    "bytes below the rest": Case(
+        ValueError, r"allows 1,000 bytes, but .* is the least.*Allow more", goal=pb.Budget(bytes="1KB")
+    ),
     "flops below the floor": Case(
-        ValueError, r"allows 5 FLOPs, but 8 is the least.*Allow more", goal=pb.Budget(flops=5), options={"example_inputs": torch.zeros(2, 50)}
+        ValueError,
+        r"allows 5 FLOPs, but 8 is the least.*Allow more",
+        goal=pb.Budget(flops=5),
+        options={"example_inputs": torch.zeros(2, 50)},
     ),
     "layer density above the budget": Case(
         ValueError, r"layer_density.*Allow more", goal=pb.Budget(sparsity=0.9, layer_density=(0.2, 1.0))
     ),
     # unknown options
-    "misspelt keyword": Case(TypeError, r"Pruner has no option 'total_step'. Did you mean 'total_steps'\?", options={"total_step": 5}),
-    "another misspelt keyword": Case(TypeError, r"has no option 'minsize'. Did you mean 'min_size'\?", options={"minsize": 5}),
-    "unheard-of keyword": Case(TypeError, r"has no option 'qqqq'. It takes 'model', 'optimizer', 'goal'", options={"qqqq": 1}),
+    "misspelt keyword": Case(
+        TypeError, r"Pruner has no option 'total_step'. Did you mean 'total_steps'\?", options={"total_step": 5}
+    ),
+    "another misspelt keyword": Case(
+        TypeError, r"has no option 'minsize'. Did you mean 'min_size'\?", options={"minsize": 5}
+    ),
+    "unheard-of keyword": Case(
+        TypeError, r"has no option 'qqqq'. It takes 'model', 'optimizer', 'goal'", options={"qqqq": 1}
+    ),
     "unknown shrink": Case(
-        ValueError, r"shrink='powr' is not known. Write one of 'hard', 'power', 'soft'. Did you mean 'power'\?", options={"shrink": "powr"}
+        ValueError,
+        r"shrink='powr' is not known. Write one of 'hard', 'power', 'soft'. Did you mean 'power'\?",
+        options={"shrink": "powr"},
     ),
     "goal is a number": Case(TypeError, r"goal=0.9 is not a goal. Write pb.Budget\(sparsity=0.95\)", goal=0.9),
     "goal is a class": Case(TypeError, r"is not a goal. Write pb.Budget\(sparsity=0.95\)", goal=pb.Budget),
     # patterns
-    "include matches nothing": Case(ValueError, r"include='0.wait' matches no parameter. Did you mean '0.weight'\?", options={"include": "0.wait"}),
+    "include matches nothing": Case(
+        ValueError, r"include='0.wait' matches no parameter. Did you mean '0.weight'\?", options={"include": "0.wait"}
+    ),
     "exclude matches nothing": Case(ValueError, r"exclude='9.*' matches no parameter", options={"exclude": ["9.*"]}),
-    "nothing large enough": Case(ValueError, r"No parameter is left to prune.*lower min_size, or name tensors", options={"min_size": 10**9}),
+    "nothing large enough": Case(
+        ValueError, r"No parameter is left to prune.*lower min_size, or name tensors", options={"min_size": 10**9}
+    ),
     # optimizers
     "parameter missing from the optimizer": Case(
-        ValueError, r"'2.weight' would be pruned but is in no optimizer.*Add it to the optimizer, or leave it out with exclude=\['2.weight'\]", optimizer=first_layer
+        ValueError,
+        r"'2.weight' would be pruned but is in no optimizer.*Add it to the optimizer, or leave it out with exclude=\['2.weight'\]",
+        optimizer=first_layer,
     ),
     "LBFGS": Case(
-        ValueError, r"LBFGS evaluates the model several times.*Use pb.ParametrizedPruner", optimizer=lambda m: torch.optim.LBFGS(m.parameters())
+        ValueError,
+        r"LBFGS evaluates the model several times.*Use pb.ParametrizedPruner",
+        optimizer=lambda m: torch.optim.LBFGS(m.parameters()),
     ),
-    "optimizer is not one": Case(TypeError, r"optimizer must be a torch.optim.Optimizer or a sequence of them, not", optimizer=lambda m: None),
-    "no optimizers": Case(TypeError, r"optimizer must be a torch.optim.Optimizer or a sequence", optimizer=lambda m: []),
-    "wrapped optimizer": Case(TypeError, r"Wrapper is not a torch.optim.Optimizer.*Give the torch optimizer inside", optimizer=lambda m: [Wrapper(sgd(m))]),
-    "optimizer within an optimizer": Case(ValueError, r"Lookahead wraps another optimizer. Give its .inner", optimizer=lambda m: Lookahead(sgd(m))),
-    "schedule-free optimizer": Case(ValueError, r"schedule-free.*Use the ordinary optimizer with a schedule", optimizer=schedule_free),
+    "optimizer is not one": Case(
+        TypeError, r"optimizer must be a torch.optim.Optimizer or a sequence of them, not", optimizer=lambda m: None
+    ),
+    "no optimizers": Case(
+        TypeError, r"optimizer must be a torch.optim.Optimizer or a sequence", optimizer=lambda m: []
+    ),
+    "wrapped optimizer": Case(
+        TypeError,
+        r"Wrapper is not a torch.optim.Optimizer.*Give the torch optimizer inside",
+        optimizer=lambda m: [Wrapper(sgd(m))],
+    ),
+    "optimizer within an optimizer": Case(
+        ValueError, r"Lookahead wraps another optimizer. Give its .inner", optimizer=lambda m: Lookahead(sgd(m))
+    ),
+    "schedule-free optimizer": Case(
+        ValueError, r"schedule-free.*Use the ordinary optimizer with a schedule", optimizer=schedule_free
+    ),
     # FLOPs
-    "flops without inputs": Case(ValueError, r"needs example_inputs=: a tensor, a tuple or a dict", goal=pb.Budget(flops=0.5)),
-    "unconstrained flops without inputs": Case(ValueError, r"needs example_inputs=", goal=pb.Unconstrained(cost="flops")),
+    "flops without inputs": Case(
+        ValueError, r"needs example_inputs=: a tensor, a tuple or a dict", goal=pb.Budget(flops=0.5)
+    ),
+    "unconstrained flops without inputs": Case(
+        ValueError, r"needs example_inputs=", goal=pb.Unconstrained(cost="flops")
+    ),
     "inputs that do not fit": Case(
-        ValueError, r"example_inputs did not fit Sequential.forward: pass", goal=pb.Budget(flops=0.5), options={"example_inputs": torch.zeros(2, 7)}
+        ValueError,
+        r"example_inputs did not fit Sequential.forward: pass",
+        goal=pb.Budget(flops=0.5),
+        options={"example_inputs": torch.zeros(2, 7)},
     ),
     # weights
-    "NaN": Case(ValueError, r"'2.weight' contains NaN or infinity. Initialise or load finite weights", model=lambda: with_value(float("nan"))),
-    "infinity": Case(ValueError, r"'2.weight' contains NaN or infinity. Initialise or load", model=lambda: with_value(float("inf"))),
-    "integers selected": Case(TypeError, r"'whole' has dtype torch.int32.*exclude=\['whole'\]", model=Odd, options={"include": ["usual.weight", "whole"]}),
-    "complex selected": Case(TypeError, r"'wave' has dtype torch.complex64.*exclude=\['wave'\]", model=Odd, options={"include": "wave"}),
+    "NaN": Case(
+        ValueError,
+        r"'2.weight' contains NaN or infinity. Initialise or load finite weights",
+        model=lambda: with_value(float("nan")),
+    ),
+    "infinity": Case(
+        ValueError, r"'2.weight' contains NaN or infinity. Initialise or load", model=lambda: with_value(float("inf"))
+    ),
+    "integers selected": Case(
+        TypeError,
+        r"'whole' has dtype torch.int32.*exclude=\['whole'\]",
+        model=Odd,
+        options={"include": ["usual.weight", "whole"]},
+    ),
+    "complex selected": Case(
+        TypeError, r"'wave' has dtype torch.complex64.*exclude=\['wave'\]", model=Odd, options={"include": "wave"}
+    ),
     "sparse embedding": Case(
-        ValueError, r"embedding '0' has sparse=True.*Build it with sparse=False, or leave it out with exclude=\['0.weight'\]", model=sparse_embedding
+        ValueError,
+        r"embedding '0' has sparse=True.*Build it with sparse=False, or leave it out with exclude=\['0.weight'\]",
+        model=sparse_embedding,
     ),
     # steps and rates
-    "total_steps missing": Case(ValueError, r"total_steps=epochs \* len\(loader\).*Write ramp=0", options={"total_steps": None}),
-    "total_steps missing with a ramp": Case(
-        ValueError, r"total_steps=epochs \* len\(loader\)", goal=pb.Fixed(0.9), options={"total_steps": None, "ramp": 0.2}
+    "total_steps missing": Case(
+        ValueError, r"total_steps=epochs \* len\(loader\).*Write ramp=0", options={"total_steps": None}
     ),
-    "total_steps is a float": Case(TypeError, r"total_steps=10.0 must be a whole number: epochs \* len", options={"total_steps": 10.0}),
+    "total_steps missing with a ramp": Case(
+        ValueError,
+        r"total_steps=epochs \* len\(loader\)",
+        goal=pb.Fixed(0.9),
+        options={"total_steps": None, "ramp": 0.2},
+    ),
+    "total_steps is a float": Case(
+        TypeError, r"total_steps=10.0 must be a whole number: epochs \* len", options={"total_steps": 10.0}
+    ),
     "total_steps is a bool": Case(TypeError, r"total_steps=True must be a whole number", options={"total_steps": True}),
-    "total_steps is zero": Case(ValueError, r"total_steps=0 must be at least 1: epochs \* len", options={"total_steps": 0}),
-    "ramp above one": Case(ValueError, r"ramp=50 must be the share of total_steps .* in \[0, 1\]", options={"ramp": 50}),
+    "total_steps is zero": Case(
+        ValueError, r"total_steps=0 must be at least 1: epochs \* len", options={"total_steps": 0}
+    ),
+    "ramp above one": Case(
+        ValueError, r"ramp=50 must be the share of total_steps .* in \[0, 1\]", options={"ramp": 50}
+    ),
     "ramp is a string": Case((TypeError, ValueError), r"ramp='half' must be the share", options={"ramp": "half"}),
-    "threshold_lr negative": Case(ValueError, r"threshold_lr=-1 must be a multiple of .* such as 0.01", options={"threshold_lr": -1}),
-    "threshold_lr infinite": Case(ValueError, r"threshold_lr=inf must be a multiple", options={"threshold_lr": float("inf")}),
-    "threshold_lr not a number": Case((TypeError, ValueError), r"threshold_lr='fast' must be a multiple", options={"threshold_lr": "fast"}),
+    "threshold_lr negative": Case(
+        ValueError, r"threshold_lr=-1 must be a multiple of .* such as 0.01", options={"threshold_lr": -1}
+    ),
+    "threshold_lr infinite": Case(
+        ValueError, r"threshold_lr=inf must be a multiple", options={"threshold_lr": float("inf")}
+    ),
+    "threshold_lr not a number": Case(
+        (TypeError, ValueError), r"threshold_lr='fast' must be a multiple", options={"threshold_lr": "fast"}
+    ),
     "min_size is a string": Case((TypeError, ValueError), r"min_size='big'.*", options={"min_size": "big"}),
-    "model is a state dict": Case(TypeError, r"model must be a torch.nn.Module", model=lambda: mlp().state_dict(), optimizer=lambda m: sgd(mlp())),  # type: ignore[arg-type,return-value]
+    "model is a state dict": Case(
+        TypeError, r"model must be a torch.nn.Module", model=lambda: mlp().state_dict(), optimizer=lambda m: sgd(mlp())
+    ),  # type: ignore[arg-type,return-value]
 }
 
 
@@ -210,7 +288,9 @@ def test_two_pruners_on_one_parameter() -> None:
     optimizer = sgd(model)
     first = pb.Pruner(model, optimizer, pb.Fixed(0.9), include="0.weight")
     before, hooks = bits(model), groups(optimizer)
-    with pytest.raises(ValueError, match=r"'0.weight' is being pruned by another pruner.*finish\(\) first, or .*exclude=\['0.weight'\]"):
+    with pytest.raises(
+        ValueError, match=r"'0.weight' is being pruned by another pruner.*finish\(\) first, or .*exclude=\['0.weight'\]"
+    ):
         pb.Pruner(model, optimizer, pb.Fixed(0.5))
     assert same(before, bits(model))
     assert groups(optimizer) == hooks

@@ -160,7 +160,8 @@ def test_odd_tensors_go_to_the_reference() -> None:
     for i, (weight, pruned) in enumerate(zip(weights, mixed, strict=True)):
         assert torch.equal(pruned, reference.shrunk([weight], thresholds[i : i + 1], 3.0)[0])
         assert int(kept[i]) == int((weight.abs() > thresholds[i]).sum())
-        near = (weight.abs() > thresholds[i]) & (weight.double().abs() < float(thresholds[i] + 0.1))
+        edge = thresholds[i] + 0.1
+        near = (weight.double().abs() >= float(2 * thresholds[i] - edge)) & (weight.double().abs() < float(edge))
         assert int(band[i]) == int(near.sum())
 
 

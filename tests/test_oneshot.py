@@ -158,13 +158,17 @@ def test_extremes_split_the_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "goal", [pb.Unconstrained(), pb.Budget(sparsity=0.9, enforce="squared"), pb.Budget(sparsity=0.9, enforce="hinge")], ids=str
+    "goal",
+    [pb.Unconstrained(), pb.Budget(sparsity=0.9, enforce="squared"), pb.Budget(sparsity=0.9, enforce="hinge")],
+    ids=str,
 )
 def test_penalties_need_training(goal: Any) -> None:
     """A goal that does not say how much remains is refused, and the message says which do."""
     model = mlp()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"pb.Budget\(sparsity=0.9\) or pb.Fixed\(sparsity=0.9\). Penalties act through training"):
+    with pytest.raises(
+        ValueError, match=r"pb.Budget\(sparsity=0.9\) or pb.Fixed\(sparsity=0.9\). Penalties act through training"
+    ):
         pb.prune_(model, goal)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

@@ -141,7 +141,9 @@ def test_imports_point_down(name: str) -> None:
     An import within a function or for types alone may point sideways or up: report names the mounts it can be asked
     with, and a mount makes its report.
     """
-    wrong = [other for other, own in imports(name, files()[name], at_import_time=True) if own and layer(other) > layer(name)]
+    wrong = [
+        other for other, own in imports(name, files()[name], at_import_time=True) if own and layer(other) > layer(name)
+    ]
     assert wrong == []
 
 

@@ -40,7 +40,15 @@ def test_a_budget_by_hand() -> None:
 
 @pytest.mark.parametrize("shrink", ["hard", "power"])
 @pytest.mark.parametrize(
-    "goal", [pb.Budget(sparsity=0.9), pb.Budget(params=500), pb.Budget(bytes=0.3), pb.Fixed(0.7), pb.Fixed(0.7, bound="gaussian")], ids=str
+    "goal",
+    [
+        pb.Budget(sparsity=0.9),
+        pb.Budget(params=500),
+        pb.Budget(bytes=0.3),
+        pb.Fixed(0.7),
+        pb.Fixed(0.7, bound="gaussian"),
+    ],
+    ids=str,
 )
 def test_a_plan_is_what_pruning_once_does(goal: pb.Goal, shrink: str) -> None:
     """The planned non-zeros are those prune_ leaves."""

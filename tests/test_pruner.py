@@ -98,7 +98,9 @@ def test_several_limits_hold_together(make: Any) -> None:
     optimizer = make(model.parameters(), lr=0.01)
     example = torch.zeros(3, 2, 8, 8)
     goal = pb.Budget(params=0.4, flops=0.3, bytes=0.5)
-    pruner = pb.Pruner(model, optimizer, goal, total_steps=10, include="*.weight", exclude="norm.*", example_inputs=example)
+    pruner = pb.Pruner(
+        model, optimizer, goal, total_steps=10, include="*.weight", exclude="norm.*", example_inputs=example
+    )
     train(model, optimizer, 10, (2, 8, 8))
     report = pruner.finish()
     kept = nonzeros(model)
@@ -290,7 +292,9 @@ def test_fixed_search_of_tiny_tensors() -> None:
     """Tensors of 1 to 9 weights: ⌊(1 − s)·n⌋ remain, and never fewer than one."""
     model = nn.ModuleList([nn.Linear(n, 1, bias=False) for n in range(1, 10)])
     pb.Pruner(model, sgd(model), pb.Fixed(0.6), min_size=1).finish()
-    assert [int(layer.weight.count_nonzero()) for layer in model] == [max(1, math.floor(n * Fraction(2, 5))) for n in range(1, 10)]
+    assert [int(layer.weight.count_nonzero()) for layer in model] == [
+        max(1, math.floor(n * Fraction(2, 5))) for n in range(1, 10)
+    ]
 
 
 def test_fixed_gaussian_is_eq_3() -> None:
@@ -511,7 +515,9 @@ def test_metrics() -> None:
     kept = list(nonzeros(model).values())
     assert int(metrics["step"]) == 4
     assert float(metrics["sparsity"]) == pytest.approx(1 - sum(kept) / 4500)
-    assert metrics["tensor_sparsity"].tolist() == pytest.approx([1 - k / n for k, n in zip(kept, (2000, 2000, 500), strict=True)])
+    assert metrics["tensor_sparsity"].tolist() == pytest.approx(
+        [1 - k / n for k, n in zip(kept, (2000, 2000, 500), strict=True)]
+    )
     assert torch.equal(metrics["r"], pruner.r())
     assert float(metrics["loss"]) == float(pruner.loss())
     assert pruner.counts() == kept

@@ -264,7 +264,9 @@ def test_table_with_a_prediction() -> None:
 
 def test_table_without_any_flops() -> None:
     """A model of lookups has no FLOPs to speak of."""
-    assert "FLOPs:          none counted" in str(pb.inspect(nn.Embedding(5, 4), example_inputs=torch.zeros(2, dtype=torch.long)))
+    assert "FLOPs:          none counted" in str(
+        pb.inspect(nn.Embedding(5, 4), example_inputs=torch.zeros(2, dtype=torch.long))
+    )
 
 
 def test_short_form() -> None:

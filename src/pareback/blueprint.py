@@ -93,8 +93,15 @@ class Blueprint:
         budgets = torch.tensor([min(1.0, float(limit.density)) for limit in self.limits]).to(like)
         return Extremes(*goal.extremes, shares, budgets, torch.tensor(self.sizes).to(like))
 
-    def weights(self, tensors: Sequence[Tensor], shards: Shards, dtype: torch.dtype) -> Weights:
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type thresholds are calculated in."""
+        double = any(s.parameter.dtype == torch.float64 for s in self.selected)
+        return torch.float64 if double else torch.float32
+
+    def weights(self, tensors: Sequence[Tensor], shards: Shards) -> Weights:
         """Measure latent weights."""
+        dtype = self.dtype
         like = torch.zeros(len(tensors), dtype=dtype, device=tensors[0].device)
         moments = measure(tensors, [None] * len(tensors), like, math.inf, True)
         none = torch.zeros(len(tensors), dtype=torch.int64, device=like.device)

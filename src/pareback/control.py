@@ -17,7 +17,7 @@ from .extremes import Extremes
 from .fusing import Fusing
 from .kernels import Moments
 
-#: The slope of the sparsity is measured on weights within this many σ above the threshold.
+#: The slope of the sparsity is measured on weights within this many σ of the threshold, above and below.
 BAND = 0.05
 #: The farthest a threshold may move in one step, in σ. Keeps a wrong slope from emptying a tensor.
 STRIDE = 0.3
@@ -158,7 +158,8 @@ class Controller:
 
     def slope(self) -> Tensor:
         """Return the measured change of each tensor's sparsity per unit of r; never less than half a weight's."""
-        return self.state.band.clamp_min(0.5).to(self.sizes.dtype) / (self.sizes * BAND)
+        width = BAND + self.state.r.clamp(max=BAND)  # no magnitude is below zero
+        return self.state.band.clamp_min(0.5).to(self.sizes.dtype) / (self.sizes * width)
 
     def advance(self, moments: Moments, rates: Rates, skipped: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Move the thresholds by one optimizer step; where ``skipped`` is not zero nothing moves.

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from .hooks import StepHooks, check_optimizers
 from .selection import plain_names, select
 from .sharding import local
+from .wording import suggests_options
 
 
 class Frozen:
@@ -45,6 +46,7 @@ class Frozen:
         self.remove()
 
 
+@suggests_options
 def freeze(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],

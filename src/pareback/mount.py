@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .blueprint import draw_up
-from .control import Controller, State
+from .control import BAND, Controller, State
 from .goal import Goal
 from .hooks import StepHooks, check_optimizers
 from .kernels import Moments, count
@@ -23,11 +23,11 @@ from .rules import SearchedBound
 from .search import counter, keep_at_most, landed
 from .selection import MIN_SIZE, plain_names
 from .sharding import Shards, like, local
-from .shrink import EXPONENTS
+from .shrink import EXPONENTS, predicted_sparsity
 from .wording import listed, one_of, suggests_options
 
 if TYPE_CHECKING:
-    from .report import Report
+    from .report import Known, Report
 
 #: Which parameters are being pruned, so that no two pruners fight over one.
 _owners: Any = WeakTensorKeyDictionary()
@@ -72,7 +72,7 @@ class Mount(ABC):
         _check_dense_gradients(model, self.parameters)
         _check_unowned(self.names, self.parameters)
         self._shards = Shards(self.parameters)
-        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
+        dtype = self._plan.dtype
         device = local(self.parameters[0]).device
         self._rates = GroupRates(
             self._plan.selected,
@@ -87,6 +87,7 @@ class Mount(ABC):
             self._held = [False] * len(optimizers)  # per optimizer: whether its parameters hold latent weights
             # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
             self._leader = max(k for k, members in enumerate(self._rates.parts) if members)
+            self._lending = False  # whether the latent weights are in the model because the user asked for them
             self._moments: Moments | None = None
             self._skipped: Tensor | None = None
             for part in range(len(optimizers)):
@@ -101,7 +102,7 @@ class Mount(ABC):
 
     def _start(self, dtype: torch.dtype, ramp_steps: int) -> Controller:
         tensors = [local(p.detach()) for p in self.parameters]
-        weights = self._plan.weights(tensors, self._shards, dtype)
+        weights = self._plan.weights(tensors, self._shards)
         share = 0.0 if ramp_steps else 1.0
         threshold = self._plan.start(weights, share, self._exponent, self._shards)
         counts = torch.zeros(len(tensors), dtype=torch.int64, device=weights.spread.device)
@@ -215,6 +216,26 @@ class Mount(ABC):
         mine, edges = (self._rates.of_part(part, values) for values in bounds)
         nonzero, band = self._write(part, mine, edges)
         self._rates.set_part_(part, [state.threshold, state.nonzero, state.band], [mine, nonzero, band])
+        if not state.r.is_cuda and self._shards.group is None:
+            self._rescue(part)
+
+    def _rescue(self, part: int) -> None:
+        """Lower the thresholds of tensors that fell below their floor. Only where looking costs nothing: on the CPU."""
+        state, members = self._controller.state, self._rates.parts[part]
+        kept = state.nonzero.tolist()
+        if all(kept[i] >= self._plan.ranges[i].least for i in members):
+            return
+        self._restore(part)
+        tensors = [local(self.parameters[i].detach()) for i in members]
+        keep = [self._plan.ranges[i].least - 1 for i in members]
+        peak = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=state.r.dtype) for t in tensors])
+        caps = keep_at_most(counter(tensors, self._exponent, self._shards), keep, peak).low
+        mine = torch.minimum(self._rates.of_part(part, state.threshold), caps)
+        edges = mine + BAND * self._rates.of_part(part, state.spread)
+        nonzero, band = self._write(part, mine, edges)
+        self._rates.set_part_(part, [state.threshold, state.nonzero, state.band], [mine, nonzero, band])
+        spread = state.spread.clamp_min(torch.finfo(state.r.dtype).tiny)
+        state.r.copy_(torch.minimum(state.r, state.threshold / spread))
 
     def _merged(self, part: int, moments: Moments) -> Moments:
         """Put one optimizer's measurements beside those of the others."""
@@ -233,6 +254,8 @@ class Mount(ABC):
 
     def _settle(self) -> None:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
+        if self._lending:
+            return
         with torch.no_grad():
             for part, held in enumerate(self._held):
                 if held:
@@ -258,8 +281,9 @@ class Mount(ABC):
     def metrics(self) -> dict[str, Tensor]:
         """Return what is worth logging as tensors on the device; nothing waits for them.
 
-        ``sparsity`` and ``target`` speak of all pruned tensors together, ``step`` counts optimizer steps, ``loss`` is
-        :meth:`loss`; ``tensor_sparsity`` and ``r`` have one entry per pruned tensor, in the order of ``names``.
+        ``sparsity`` is that of all pruned tensors together, ``share`` how much of the goal is asked for by now,
+        ``step`` counts optimizer steps, ``loss`` is :meth:`loss`; ``tensor_sparsity`` and ``r`` have one entry per
+        pruned tensor, in the order of ``names``.
         """
         controller, state = self._controller, self._controller.state
         each = controller.sparsity()
@@ -285,6 +309,19 @@ class Mount(ABC):
             counts = self._shards.gather(counts[None]).sum(0)[0]
         return [int(n) for n in counts.tolist()]
 
+    def known(self) -> dict[int, Known]:
+        """Return, by parameter id, what a report cannot read off the model."""
+        from .report import Known
+
+        predicted = predicted_sparsity(self._controller.state.r).tolist()
+        counts: list[int | None] = [*self.counts()] if self._counts_for_report() else [None] * len(predicted)
+        rows = zip(self.parameters, counts, predicted, strict=True)
+        return {id(p): Known(n, s) for p, n, s in rows}
+
+    def _counts_for_report(self) -> bool:
+        """Whether the parameters themselves do not hold the pruned weights."""
+        return False
+
     def r(self) -> Tensor:
         """Return each tensor's threshold in units of its spread."""
         return self._controller.state.r.clone()
@@ -298,7 +335,7 @@ class Mount(ABC):
         """Land on the goal exactly, remove the hooks, and return the report. Calling it again changes nothing."""
         if self._report is not None:
             return self._report
-        from .report import inspect
+        from .report import report_on
 
         self._settle()
         done = int(self._controller.state.step)
@@ -314,12 +351,12 @@ class Mount(ABC):
             hooks.remove()
         for parameter in self.parameters:
             _owners.pop(parameter, None)
-        self._report = inspect(self.model, self)
+        self._report = report_on(self.model, self.known())
         return self._report
 
     def _land_exactly(self) -> None:
         state, latents = self._controller.state, [x.clone() for x in self._latents()]
-        weights = self._plan.weights(latents, self._shards, state.r.dtype)
+        weights = self._plan.weights(latents, self._shards)
         landing = self._plan.land(weights, state.r, self._exponent, self._shards)
         values = landed(latents, landing, self._exponent, self._shards)
         state.spread.copy_(weights.spread)
@@ -339,7 +376,7 @@ class Mount(ABC):
             raise ValueError(f"{listed(missing)} is not in the model given. Give a copy of the pruned model.")
         with torch.no_grad():
             tensors = [local(theirs[name].detach()) for name in self.names]
-            weights = self._plan.weights(tensors, self._shards, self._controller.state.r.dtype)
+            weights = self._plan.weights(tensors, self._shards)
             keep = [int(n) for n in self._controller.state.nonzero.tolist()]
             landing = keep_at_most(counter(tensors, self._exponent, self._shards), keep, weights.peak)
             for tensor, value in zip(tensors, landed(tensors, landing, self._exponent, self._shards), strict=True):

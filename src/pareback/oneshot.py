@@ -11,7 +11,7 @@ from torch import nn
 from .blueprint import draw_up
 from .goal import Budget, Fixed, Goal
 from .mount import check_shrink
-from .report import Report, inspect
+from .report import Known, Report, report_on
 from .search import landed
 from .selection import MIN_SIZE
 from .sharding import Shards, local
@@ -50,9 +50,8 @@ def prune_(
     shards = Shards(parameters)
     with torch.no_grad():
         tensors = [local(p.detach()) for p in parameters]
-        dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-        weights = blueprint.weights(tensors, shards, dtype)
+        weights = blueprint.weights(tensors, shards)
         landing = blueprint.land(weights, torch.zeros_like(weights.spread), exponent, shards)
         for tensor, value in zip(tensors, landed(tensors, landing, exponent, shards), strict=True):
             tensor.copy_(value)
-    return inspect(model)
+    return report_on(model, {id(p): Known() for p in parameters})

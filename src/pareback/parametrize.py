@@ -89,6 +89,9 @@ class ParametrizedPruner(Mount):
             self._pruned[i].threshold.copy_(threshold)
         return count(self._part(part), thresholds, edges, self._exponent)
 
+    def _counts_for_report(self) -> bool:
+        return not self.finished
+
     def _latents(self) -> list[Tensor]:
         return [p.detach() for p in self.parameters]
 

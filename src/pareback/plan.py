@@ -135,7 +135,7 @@ def _would_keep(blueprint: Blueprint, exponent: float) -> list[int]:
     parameters = [s.parameter for s in blueprint.selected]
     shards = Shards(parameters)
     with torch.no_grad():
-        weights = blueprint.weights([local(p.detach()) for p in parameters], shards, torch.float32)
+        weights = blueprint.weights([local(p.detach()) for p in parameters], shards)
         if blueprint.enforces_exactly:
             landing = blueprint.land(weights, torch.zeros_like(weights.spread), exponent, shards)
             fewer = counter(weights.tensors, exponent, shards)(landing.high)

@@ -106,7 +106,9 @@ class Pruner(Mount):
                 if members:
                     self._restore(part)
                     self._held[part] = True
+        self._lending = True
         try:
             yield
         finally:
+            self._lending = False
             self._settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from .cost import figure
 from .flops import count_flops
 from .selection import plain_names
 from .sharding import local
-from .shrink import predicted_sparsity
+from .wording import suggests_options
 
 if TYPE_CHECKING:
     from .mount import Mount
@@ -179,6 +179,7 @@ class Report:
         return lines
 
 
+@suggests_options
 def inspect(model: nn.Module, pruner: Mount | None = None, example_inputs: Any = None) -> Report:
     """Count a model's parameters and non-zeros, and its FLOPs when ``example_inputs`` are given.
 
@@ -188,33 +189,38 @@ def inspect(model: nn.Module, pruner: Mount | None = None, example_inputs: Any =
     >>> report.params, report.sparsity
     (13, 1.0)
     """
+    return report_on(model, None if pruner is None else pruner.known(), example_inputs)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a pruned tensor beside its weights."""
+
+    nonzeros: int | None = None  #: given where the parameter itself does not hold the pruned weights
+    predicted: float | None = None
+
+
+def report_on(model: nn.Module, pruned: Mapping[int, Known] | None, example_inputs: Any = None) -> Report:
+    """Report on a model whose ``pruned`` parameters are given by id, or are to be found out."""
     flops = None if example_inputs is None else count_flops(model, example_inputs)
     spent = {} if flops is None else {id(p): flops.per_parameter[n] for n, p in model.named_parameters()}
-    known = _known(pruner)
     rows = []
     for name, parameter in plain_names(model).items():
-        nonzeros, predicted = known.get(id(parameter), (None, None))
+        known = (pruned or {}).get(id(parameter), Known())
+        nonzeros = _nonzeros(parameter) if known.nonzeros is None else known.nonzeros
         rows.append(
             Row(
                 name=name.replace("parametrizations.", "").removesuffix(".original"),
                 shape=tuple(parameter.shape),
                 params=parameter.numel(),
-                nonzeros=_nonzeros(parameter) if nonzeros is None else nonzeros,
-                pruned=id(parameter) in known if pruner is not None else _looks_pruned(parameter),
-                predicted=predicted,
+                nonzeros=nonzeros,
+                pruned=_looks_pruned(parameter, nonzeros) if pruned is None else id(parameter) in pruned,
+                predicted=known.predicted,
                 flops=spent.get(id(parameter)),
                 bytes=parameter.numel() * parameter.element_size(),
             )
         )
     return Report(tuple(rows), None if flops is None else flops.total)
-
-
-def _known(pruner: Mount | None) -> dict[int, tuple[int, float]]:
-    """Return what a pruner knows of its tensors: non-zeros (also of sharded ones) and predicted sparsity."""
-    if pruner is None:
-        return {}
-    nonzeros, predicted = pruner.counts(), predicted_sparsity(pruner.r()).tolist()
-    return {id(p): (n, s) for p, n, s in zip(pruner.parameters, nonzeros, predicted, strict=True)}
 
 
 def _nonzeros(parameter: Tensor) -> int:
@@ -223,8 +229,8 @@ def _nonzeros(parameter: Tensor) -> int:
     return int(torch.count_nonzero(whole))
 
 
-def _looks_pruned(parameter: Tensor) -> bool:
-    return parameter.ndim >= 2 and parameter.is_floating_point() and _nonzeros(parameter) < parameter.numel()
+def _looks_pruned(parameter: Tensor, nonzeros: int) -> bool:
+    return parameter.ndim >= 2 and parameter.is_floating_point() and nonzeros < parameter.numel()
 
 
 def _plain(value: Fraction | None) -> int | float | None:

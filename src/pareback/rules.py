@@ -13,9 +13,9 @@ from .cost import Limit
 from .fusing import Fusing
 from .shrink import gaussian_bound, predicted_sparsity, sparsity_slope
 
-#: How much of the remaining error the exact budget corrects in a step. The slope is measured, so one step at 1.0
-#: would be Newton's; half of it damps what counts of single weights add.
-GAIN = 0.5
+#: How much of the remaining error the exact budget corrects in a step. The slope is measured on both sides of the
+#: threshold, so it is at least half of the steeper one, and anything below 1 cannot start to swing.
+GAIN = 0.8
 #: A limit this close to binding (in density) already keeps the gradient from using it up.
 NEAR = 0.002
 

@@ -79,22 +79,28 @@ def meet_limits(
 
     Tensors stop at their least or most non-zeros; the others go on shifting.
     """
-    cap, base = _range_of_thresholds(counted, ranges, peak)
+    whole = counted(torch.zeros_like(peak))
+    least = [min(b.least, n) for b, n in zip(ranges, whole, strict=True)]
+    most = [max(b.most, n) for b, n in zip(ranges, least, strict=True)]
+    tightest = keep_at_most(counted, least, peak)
+    loosest = tightest
+    if any(n > m for n, m in zip(whole, most, strict=True)):
+        loosest = keep_at_most(counted, most, peak)
+    base = torch.zeros_like(peak) if loosest is tightest else loosest.high
 
     def thresholds(shift: float) -> Tensor:
-        return torch.minimum(torch.maximum((r + shift).clamp_min(0.0) * spread, base), cap)
+        return torch.minimum(torch.maximum((r + shift).clamp_min(0.0) * spread, base), tightest.high)
 
     def excess(at: Tensor) -> Fraction:
-        nonzeros = counted(at)
+        nonzeros = [max(n, floor) for n, floor in zip(counted(at), least, strict=True)]
         return max(limit.cost(nonzeros) - limit.allowed for limit in limits)
 
-    low, high = -float(r.max()), float((peak / spread.clamp_min(1e-30)).max()) + 1.0
-    if excess(thresholds(low)) <= 0:
-        loosest = thresholds(low)
-        return Landing(loosest, loosest, [0] * len(ranges))
-    step = min(min(w for w in limit.per_weight if w) for limit in limits if any(limit.per_weight))
+    low, high = -float(r.max()), float((peak / spread.clamp_min(torch.finfo(peak.dtype).tiny)).max()) + 1.0
     below, above = thresholds(low), thresholds(high)
-    for _ in range(64):
+    step = min((w for limit in limits for w in limit.per_weight if w), default=Fraction(1))
+    if excess(below) <= 0:
+        above = below
+    while not torch.equal(below, above):
         middle = (low + high) / 2
         at = thresholds(middle)
         over = excess(at)
@@ -102,31 +108,25 @@ def meet_limits(
             low, below = middle, at
         else:
             high, above = middle, at
-        if -step < over <= 0 or torch.equal(below, above):
+        if -step < over <= 0 or high - low < 1e-15 * abs(middle):
             break
-    return Landing(below, above, _fill(limits, counted(below), counted(above)))
+    # Where a tensor stands at its bound, the weights that are equal there lie below either threshold.
+    below = torch.where(above == tightest.high, torch.minimum(below, tightest.low), below)
+    below = torch.where((above == base) & (base > 0), torch.minimum(below, loosest.low), below)
+    return Landing(below, above, _fill(limits, least, most, counted(below), counted(above)))
 
 
-def _range_of_thresholds(counted: Counter, ranges: Sequence[Bounds], peak: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest threshold that keeps each tensor's least, and the smallest that keeps only its most."""
-    cap = keep_at_most(counted, [b.least - 1 for b in ranges], peak).low
-    whole = counted(torch.zeros_like(peak))
-    if all(n <= b.most for n, b in zip(whole, ranges, strict=True)):
-        return cap, torch.zeros_like(peak)
-    return cap, torch.minimum(keep_at_most(counted, [b.most for b in ranges], peak).high, cap)
-
-
-def _fill(limits: Sequence[Limit], more: list[int], fewer: list[int]) -> list[int]:
-    """Divide what the limits still allow among the weights between two landings, tensor by tensor."""
-    left = [limit.allowed - limit.cost(fewer) for limit in limits]
-    extra = []
-    for i, (m, f) in enumerate(zip(more, fewer, strict=True)):
-        affordable = [
-            rest // limit.per_weight[i] for rest, limit in zip(left, limits, strict=True) if limit.per_weight[i]
-        ]
-        taken = max(0, min([m - f, *affordable]))
-        left = [rest - taken * limit.per_weight[i] for rest, limit in zip(left, limits, strict=True)]
-        extra.append(int(taken))
+def _fill(limits: Sequence[Limit], least: list[int], most: list[int], more: list[int], fewer: list[int]) -> list[int]:
+    """Divide what the limits still allow among the weights between two thresholds: floors first, then in order."""
+    extra = [max(0, floor - n) for floor, n in zip(least, fewer, strict=True)]
+    kept = [n + e for n, e in zip(fewer, extra, strict=True)]
+    left = [limit.allowed - limit.cost(kept) for limit in limits]
+    for i, (available, ceiling) in enumerate(zip(more, most, strict=True)):
+        costs = [limit.per_weight[i] for limit in limits]
+        affordable = [rest // cost for rest, cost in zip(left, costs, strict=True) if cost]
+        taken = max(0, min([available - kept[i], ceiling - kept[i], *affordable]))
+        left = [rest - taken * cost for rest, cost in zip(left, costs, strict=True)]
+        extra[i] += int(taken)
     return extra
 
 

@@ -61,6 +61,8 @@ def select(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(min_size, bool) or not isinstance(min_size, int):
+        raise TypeError(f"min_size={min_size!r} must be a whole number of elements, such as {MIN_SIZE}.")
     parameters = plain_names(model)
     wanted = _matches("include", include, parameters)
     unwanted = _matches("exclude", exclude, parameters) or set()

@@ -164,12 +164,14 @@ def _counts_kernel(  # type: ignore[no-untyped-def]
     latents = _elements(table + count, tensor, start, TYPE, BLOCK)
     stored = tl.load(weights if PRUNE else latents, mask=real, other=0.0)
     latent = stored.to(tl.float32)
-    pruned = _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE)
+    threshold, edge = tl.load(thresholds + tensor), tl.load(edges + tensor)
+    pruned = _shrunk(latent, threshold, KIND).to(TYPE)
     if PRUNE:
         tl.store(latents, stored, mask=real)
         tl.store(weights, pruned, mask=real)
     kept = pruned.to(tl.float32) != 0.0
-    near = kept & (tl.abs(latent) < tl.load(edges + tensor))
+    magnitude = tl.abs(latent)
+    near = (magnitude >= threshold + threshold - edge) & (magnitude < edge) & (magnitude > 0.0)
     # Both counts fit one number, so one reduction does: a block has far fewer than 65,536 elements.
     both = tl.sum(kept.to(tl.int32) + near.to(tl.int32) * 65536)
     block = tl.program_id(0)

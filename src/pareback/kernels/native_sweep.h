@@ -101,8 +101,10 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straigh
   const Vec pruned = rounded<Element>(shrunk<kind>(latent, tensor.threshold));
   if (pass == kPrune || pass == kCount) {
     const Int kept = pruned != zero;
+    const Vec magnitude = absolute(latent);
+    const float below = tensor.threshold + tensor.threshold - tensor.edge;
     sums.kept -= kept;
-    sums.band -= kept & (absolute(latent) < tensor.edge);
+    sums.band -= (magnitude >= below) & (magnitude < tensor.edge) & (magnitude > zero);
     if (pass == kPrune) {
       store(at.latent, latent);
       store(at.weight, pruned);

@@ -73,21 +73,22 @@ def prune_(
     bounds = zip(_each(thresholds, weights), _each(edges, weights), strict=True)
     for weight, latent, (threshold, edge) in zip(weights, latents, bounds, strict=True):
         pruned = shrink(weight, threshold, exponent)
-        found.append(_counts(weight, pruned, edge))
+        found.append(_counts(weight, pruned, threshold, edge))
         latent.copy_(weight)
         weight.copy_(pruned)
     return _stacked_counts(found, thresholds)
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
-    """Return, for each tensor, how many weights pruning leaves non-zero, and how many of those lie below ``edges``.
+    """Return, for each tensor, how many weights pruning leaves non-zero, and how many lie about the threshold.
 
-    The second number, over the distance from threshold to edge, is the slope of the sparsity as it really is.
+    The second number counts magnitudes from as far below the threshold as ``edges`` lie above it up to the edge, exact
+    zeros left out: divided by that width it is the slope of the sparsity as it really is.
     """
     found = []
     bounds = zip(_each(thresholds, latents), _each(edges, latents), strict=True)
     for latent, (threshold, edge) in zip(latents, bounds, strict=True):
-        found.append(_counts(latent, shrink(latent, threshold, exponent), edge))
+        found.append(_counts(latent, shrink(latent, threshold, exponent), threshold, edge))
     return _stacked_counts(found, thresholds)
 
 
@@ -121,10 +122,10 @@ def _moments(
     return square, peak, zero
 
 
-def _counts(latent: Tensor, pruned: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
-    kept = pruned != 0
-    band = kept & (latent.to(compute_dtype(latent.dtype)).abs() < edge)
-    return kept.sum(), band.sum()
+def _counts(latent: Tensor, pruned: Tensor, threshold: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+    magnitude = latent.to(compute_dtype(latent.dtype)).abs()
+    band = (magnitude >= threshold + threshold - edge) & (magnitude < edge) & (magnitude > 0)
+    return (pruned != 0).sum(), band.sum()
 
 
 def _stacked(found: list[tuple[Tensor, Tensor, Tensor]], like: Tensor) -> Moments:
