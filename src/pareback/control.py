@@ -6,7 +6,7 @@ captured in a CUDA graph and still sees new targets and learning rates when it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -77,19 +77,27 @@ class State:
 
 
 @dataclass(frozen=True)
-class View:
-    """What a rule may look at when it decides how far thresholds move."""
+class Room:
+    """Where every tensor stands between its bounds."""
 
     r: Tensor
     sparsity: Tensor  #: of each tensor, as stored
     slope: Tensor  #: its measured change per unit of r
+    least: Tensor  #: the fewest and most non-zeros
+    most: Tensor
+    can_tighten: Tensor  #: whether a tensor is above its least non-zeros
+    can_loosen: Tensor  #: whether it is below its most
+
+
+@dataclass(frozen=True)
+class View(Room):
+    """What a rule may look at when it decides how far thresholds move."""
+
     share: Tensor  #: how much of the goal is asked for now
     share_before: Tensor
     gradient: Tensor  #: the task's, ∂L/∂r
     rates: Rates
     state: State
-    can_tighten: Tensor  #: whether a tensor is above its least non-zeros
-    can_loosen: Tensor  #: whether it is below its most
     advance: Tensor  #: 1, or 0 where the optimizer skipped its step
 
     def descend(self, gradient: Tensor) -> Tensor:
@@ -108,11 +116,19 @@ class View:
 
 
 class Rule:
-    """How one kind of goal moves thresholds. A new one overrides :meth:`start` and :meth:`move`."""
+    """How one kind of goal moves thresholds. A new one overrides :meth:`move`."""
 
     def move(self, view: View) -> Tensor:
         """Return the wanted change of every ``r``."""
         raise NotImplementedError  # pragma: no cover - every rule overrides it
+
+    def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
+        """Correct the move after counting what it would leave; return whether thresholds may have changed.
+
+        ``recount`` brings the counts up to date with the moved weights and thresholds. Where ``hold`` is not zero the
+        optimizer skipped its step, and nothing may move.
+        """
+        return False
 
     def loss(self, r: Tensor, share: Tensor) -> Tensor:
         """Return the sparsity loss at ``r``, for logging."""
@@ -173,22 +189,17 @@ class Controller:
         go = torch.ones_like(state.r[0]) if skipped is None else (skipped == 0).to(state.r).reshape(())
         share_before = self.share()
         state.step.add_(go.to(state.step.dtype))
-        least, most = self._bounds()
-        kept = state.nonzero.to(self.sizes.dtype)
+        room = self.room()
         view = View(
-            r=state.r,
-            sparsity=self.sparsity(),
-            slope=self.slope(),
+            **vars(room),
             share=self.share(),
             share_before=share_before,
             gradient=_finite(moments.pull / state.r.clamp_min(1e-3)),
             rates=rates,
             state=state,
-            can_tighten=kept > least,
-            can_loosen=(kept < most) & (state.r > 0),
             advance=go,
         )
-        move = self._within(least, most, self.rule.move(view))
+        move = self.within(room, self.rule.move(view))
         state.r.add_(move * go).clamp_min_(0.0)
         self.observe(moments, go)
         thresholds = self.thresholds()
@@ -220,12 +231,18 @@ class Controller:
             torch.where(ramped, most * self.sizes, self.most),
         )
 
-    def _within(self, least: Tensor, most: Tensor, move: Tensor) -> Tensor:
+    def room(self) -> Room:
+        """Return where every tensor stands."""
+        least, most = self._bounds()
+        kept, r = self.state.nonzero.to(self.sizes.dtype), self.state.r
+        return Room(r, self.sparsity(), self.slope(), least, most, kept > least, (kept < most) & (r > 0))
+
+    def within(self, room: Room, move: Tensor) -> Tensor:
         """Limit each tensor's move so that, by its measured slope, it stays between its least and most."""
-        per_r = self.sizes * self.slope()
+        per_r = self.sizes * room.slope
         kept = self.state.nonzero.to(self.sizes.dtype)
-        up = ((kept - least) / per_r).clamp_min(-STRIDE)
-        down = ((kept - most) / per_r).clamp(max=STRIDE)
+        up = ((kept - room.least) / per_r).clamp_min(-STRIDE)
+        down = ((kept - room.most) / per_r).clamp(max=STRIDE)
         return torch.maximum(torch.minimum(move, up), down)
 
 

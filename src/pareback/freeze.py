@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .hooks import StepHooks, check_optimizers
-from .selection import plain_names, select
+from .selection import matching, plain_names, select
 from .sharding import local
-from .wording import suggests_options
+from .wording import listed, suggests_options
 
 
 class Frozen:
@@ -70,7 +70,7 @@ def freeze(
     optimizers = check_optimizers(optimizer)
     if include is None:
         chosen = {name: p for name, p in plain_names(model).items() if p.ndim >= 2 and p.is_floating_point()}
-        unwanted = set() if exclude is None else {s.name for s in select(model, exclude)}
+        unwanted = matching(model, "exclude", exclude)
         chosen = {name: p for name, p in chosen.items() if name not in unwanted}
     else:
         chosen = {s.name: s.parameter for s in select(model, include, exclude)}
@@ -78,4 +78,11 @@ def freeze(
         partly = {n: p for n, p in chosen.items() if bool((p == 0).any()) and bool((p != 0).any())}
     if not partly:
         raise ValueError("The model has no zeros to keep. Prune it first, with pb.Pruner or pb.prune_.")
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    missing = [name for name, p in partly.items() if p.requires_grad and id(p) not in held]
+    if missing:
+        raise ValueError(
+            f"{listed(missing)} has zeros to keep but is in no optimizer that was given. Give every optimizer that "
+            f"moves it, or leave it out with exclude=[{missing[0]!r}]."
+        )
     return Frozen(partly, optimizers)

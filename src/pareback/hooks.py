@@ -16,8 +16,10 @@ class StepHooks:
     ``before()`` follows it.
     """
 
-    def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
-        self._optimizer = optimizer
+    def __init__(
+        self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None], repeats: bool = False
+    ) -> None:
+        self._optimizer, self._repeats = optimizer, repeats
         self._before, self._after = before, after
         self._handles = [
             optimizer.register_step_pre_hook(self._pre),
@@ -57,7 +59,7 @@ class StepHooks:
 
         def closure_then_before() -> Any:
             nonlocal called
-            if called:
+            if called and not self._repeats:
                 raise RuntimeError(
                     f"{type(self._optimizer).__name__} calls its closure more than once in a step, and the second call "
                     "would run on unpruned weights. Use pb.ParametrizedPruner, which prunes inside the model."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .blueprint import draw_up
 from .control import BAND, Controller, State
@@ -19,7 +19,6 @@ from .goal import Goal
 from .hooks import StepHooks, check_optimizers
 from .kernels import Moments, count
 from .rates import GroupRates
-from .rules import SearchedBound
 from .search import counter, keep_at_most, landed
 from .selection import MIN_SIZE, plain_names
 from .sharding import Shards, like, local
@@ -29,8 +28,9 @@ from .wording import listed, one_of, suggests_options
 if TYPE_CHECKING:
     from .report import Known, Report
 
-#: Which parameters are being pruned, so that no two pruners fight over one.
-_owners: Any = WeakTensorKeyDictionary()
+#: The pruners at work, so that no two fight over a parameter. Weak references to the parameters themselves would keep
+#: torch.utils.swap_tensors from working on them.
+_active: weakref.WeakSet[Mount] = weakref.WeakSet()
 
 _STATE_VERSION = 1
 
@@ -94,11 +94,10 @@ class Mount(ABC):
                 self._prune(part)
         self._report: Report | None = None
         self._hooks = [
-            StepHooks(one, lambda k=k, one=one: self._before(k, one), lambda k=k: self._after(k))  # type: ignore[misc]
+            StepHooks(one, lambda k=k, one=one: self._before(k, one), lambda k=k: self._after(k), self._closures)  # type: ignore[misc]
             for k, one in enumerate(optimizers)
         ]
-        for parameter in self.parameters:
-            _owners[parameter] = True
+        _active.add(self)
 
     def _start(self, dtype: torch.dtype, ramp_steps: int) -> Controller:
         tensors = [local(p.detach()) for p in self.parameters]
@@ -183,10 +182,8 @@ class Mount(ABC):
         if len(self._held) > 1:
             # An optimizer that does not step next time has no new pull on the thresholds.
             self._moments = moments._replace(pull=torch.zeros_like(moments.pull))
-        if isinstance(self._controller.rule, SearchedBound):
-            self._controller.rule.refine(self._controller, self._recount)
-            return None
-        return bounds
+        refined = self._controller.rule.refine(self._controller, self._recount, self._skipped)
+        return None if refined else bounds
 
     def _recount(self) -> None:
         controller = self._controller
@@ -256,6 +253,7 @@ class Mount(ABC):
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
         if self._lending:
             return
+        self._follow_device()
         with torch.no_grad():
             for part, held in enumerate(self._held):
                 if held:
@@ -349,8 +347,7 @@ class Mount(ABC):
             self._land_exactly()
         for hooks in self._hooks:
             hooks.remove()
-        for parameter in self.parameters:
-            _owners.pop(parameter, None)
+        _active.discard(self)
         self._report = report_on(self.model, self.known())
         return self._report
 
@@ -452,7 +449,8 @@ def _check_threshold_lr(multiple: float | None) -> None:
 
 
 def _check_unowned(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
-    taken = [name for name, p in zip(names, parameters, strict=True) if p in _owners]
+    owned = {id(p) for pruner in _active for p in pruner.parameters}
+    taken = [name for name, p in zip(names, parameters, strict=True) if id(p) in owned]
     if taken:
         raise ValueError(
             f"{listed(taken)} is being pruned by another pruner already. Call its finish() first, or leave the tensor "

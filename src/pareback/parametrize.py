@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,15 +16,20 @@ from .shrink import shrink
 
 
 class _PassThrough(torch.autograd.Function):
-    """Replaces a latent weight by its pruned one and hands the gradient back unchanged."""
+    """Replaces a latent weight by its pruned one and hands the gradient back: all of it, or that of kept weights."""
 
     @staticmethod
-    def forward(ctx: Any, latent: Tensor, threshold: Tensor, exponent: float) -> Tensor:
-        return shrink(latent, threshold, exponent)
+    def forward(ctx: Any, latent: Tensor, threshold: Tensor, exponent: float, straight_through: bool) -> Tensor:
+        pruned = shrink(latent, threshold, exponent)
+        ctx.straight_through = straight_through
+        if not straight_through:
+            ctx.save_for_backward(pruned == 0)
+        return pruned
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None, None
+        grad = grads[0] if ctx.straight_through else grads[0].masked_fill(*ctx.saved_tensors, 0.0)
+        return grad, None, None, None
 
 
 class Pruned(nn.Module):
@@ -31,14 +37,20 @@ class Pruned(nn.Module):
 
     threshold: Tensor
 
-    def __init__(self, threshold: Tensor, exponent: float) -> None:
+    def __init__(self, threshold: Tensor, exponent: float, straight_through: bool) -> None:
         super().__init__()
         # Not saved: the pruner's own state has it, and the model's checkpoint keeps to weights.
         self.register_buffer("threshold", threshold.clone(), persistent=False)
-        self.exponent = exponent
+        self.exponent, self.straight_through = exponent, straight_through
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Pruned:
+        kept = self.threshold
+        super()._apply(fn, recurse)
+        self.threshold = kept.to(self.threshold.device)  # follows the model to a device, not to another type
+        return self
 
     def forward(self, latent: Tensor) -> Tensor:
-        return _PassThrough.apply(latent, self.threshold, self.exponent)  # type: ignore[no-any-return]
+        return _PassThrough.apply(latent, self.threshold, self.exponent, self.straight_through)  # type: ignore[no-any-return]
 
 
 class ParametrizedPruner(Mount):
@@ -64,17 +76,20 @@ class ParametrizedPruner(Mount):
     def _mount(self) -> None:
         if any(is_sharded(p) for p in self.parameters):
             raise ValueError("Sharded parameters cannot be parametrized. Use pb.Pruner.")
-        self._recurrent: list[Any] = []
+        self._handles: list[Any] = []
         self._places = [_owners_of(self.model, p) for p in self.parameters]
         self._order = {m: list(m._parameters) for places in self._places for m, _ in places}
         self._pruned = []
         for threshold, places in zip(self._controller.state.threshold, self._places, strict=True):
-            pruned = Pruned(threshold, self._exponent)
+            pruned = Pruned(threshold, self._exponent, self._straight_through)
             self._pruned.append(pruned)
             for module, attribute in places:  # both sides of a tie get the one object
                 parametrize.register_parametrization(module, attribute, pruned, unsafe=True)
+                hook = functools.partial(_rename_plain, attribute)
+                self._handles.append(module.register_load_state_dict_pre_hook(hook))
         modules = {id(m): m for places in self._places for m, _ in places if isinstance(m, nn.RNNBase)}
-        self._recurrent = [m.register_forward_pre_hook(_refresh_flat_weights) for m in modules.values()]
+        self._handles += [m.register_forward_pre_hook(_refresh_flat_weights) for m in modules.values()]
+        self._handles += [m.register_forward_hook(_detach_flat_weights, always_call=True) for m in modules.values()]
 
     def _restore(self, part: int) -> Moments:
         thresholds = self._rates.of_part(part, self._controller.state.threshold)
@@ -92,12 +107,20 @@ class ParametrizedPruner(Mount):
     def _counts_for_report(self) -> bool:
         return not self.finished
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state, thresholds in the model included; see :meth:`Mount.load_state_dict`."""
+        super().load_state_dict(state)
+        for pruned, threshold in zip(self._pruned, self._controller.state.threshold.unbind(), strict=True):
+            pruned.threshold.copy_(threshold)
+
     def _latents(self) -> list[Tensor]:
         return [p.detach() for p in self.parameters]
 
     def _land(self, values: list[Tensor]) -> None:
-        for handle in self._recurrent:
+        for handle in self._handles:
             handle.remove()
+        for module in self._order:
+            module.__class__ = _clone(type(module))  # removal deletes from the class, which copies of the model share
         for parameter, places, value in zip(self.parameters, self._places, values, strict=True):
             parameter.copy_(value)
             for module, attribute in places:
@@ -106,7 +129,18 @@ class ParametrizedPruner(Mount):
             # Removal appends; optimizers rebuilt from a checkpoint count parameters in their first order.
             module._parameters.update({name: module._parameters.pop(name) for name in names})
             if isinstance(module, nn.RNNBase):
-                _refresh_flat_weights(module)
+                module._init_flat_weights()  # one block of memory again where cuDNN wants it
+
+
+def _clone(kind: type) -> type:
+    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    return type(kind.__name__, kind.__bases__, members)
+
+
+def _rename_plain(attribute: str, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Let a checkpoint that has the weight by its plain name be loaded as the latent one."""
+    if prefix + attribute in state:
+        state[f"{prefix}parametrizations.{attribute}.original"] = state.pop(prefix + attribute)
 
 
 def _owners_of(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
@@ -117,6 +151,11 @@ def _owners_of(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Modul
             if value is parameter:
                 found[id(module), attribute] = (module, attribute)
     return list(found.values())
+
+
+def _detach_flat_weights(module: nn.Module, *_: Any) -> None:
+    """Let go of the graph, which would keep activations alive and cannot be copied."""
+    module._flat_weights = [w.detach() for w in module._flat_weights]  # type: ignore[union-attr,assignment]
 
 
 def _refresh_flat_weights(module: nn.Module, *_: Any) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .kernels import Moments, prune_, restore_
 from .mount import Mount
 from .sharding import local
+from .shrink import shrink
 
 
 class Pruner(Mount):
@@ -55,8 +56,18 @@ class Pruner(Mount):
         for i in members:
             weight = local(self.parameters[i].detach())
             if self._kept[i].device != weight.device or self._kept[i].dtype != weight.dtype:
-                self._kept[i] = self._kept[i].to(weight)  # the model was moved or cast
+                self._follow(i, weight, self._held[part])
         return [local(self.parameters[i].detach()) for i in members], [self._kept[i] for i in members]
+
+    def _follow(self, i: int, weight: Tensor, held: bool) -> None:
+        """Take the latent weight along where the model was moved or cast, and prune it again by the rounding there."""
+        latent, threshold = self._kept[i], self._controller.state.threshold[i]
+        written = shrink(latent, threshold.to(latent.device), self._exponent).to(weight)
+        self._kept[i] = latent.to(weight)
+        if held:  # the weight is the latent one now
+            return
+        again = shrink(self._kept[i], threshold.to(weight.device), self._exponent)
+        weight.copy_(torch.where(weight == written, again, weight))
 
     def _restore(self, part: int) -> Moments:
         weights, latents = self._part(part)

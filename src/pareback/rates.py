@@ -35,6 +35,12 @@ class GroupRates:
                 f"{listed(missing)} would be pruned but is in no optimizer that was given. Add it to the optimizer, "
                 f"or leave it out with exclude=[{missing[0]!r}]."
             )
+        twice = [s.name for s in selected if sum(_place(s, [one]) is not None for one in set(optimizers)) > 1]
+        if twice:
+            raise ValueError(
+                f"{listed(twice)} is in more than one of the optimizers given, and a step of the second would fill the "
+                "zeros again. Let one optimizer move it."
+            )
         found = [place for place in places if place is not None]
         self._groups: list[tuple[Optimizer, int, Tensor]] = []
         for place in dict.fromkeys(found):
@@ -93,6 +99,8 @@ class GroupRates:
 
 def is_adaptive(group: dict[str, Any]) -> bool:
     """Whether a parameter group belongs to an optimizer that divides gradients by their size, as Adam does."""
+    if "history_size" in group:  # LBFGS scales the whole step, not each gradient by its size
+        return False
     return "momentum" not in group or "betas" in group or "alpha" in group
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .control import STRIDE, Controller, Rule, View
+from .control import STRIDE, Controller, Room, Rule, View, ramp_share
 from .cost import Limit
 from .fusing import Fusing
 from .shrink import gaussian_bound, predicted_sparsity, sparsity_slope
@@ -52,25 +52,27 @@ class SearchedBound(Rule):
         wanted = self.target.to(view.r) * view.share
         return ((wanted - view.sparsity) / view.slope).clamp(-STRIDE, STRIDE)
 
-    def refine(self, controller: Controller, recount: Callable[[], None]) -> None:
+    def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
         """Count the moved weights and search on, until the tolerance is met (on a GPU: a fixed number of times)."""
         state = controller.state
         on_gpu = state.r.is_cuda
+        held = torch.zeros_like(state.r, dtype=torch.bool) if hold is None else (hold != 0).expand_as(state.r)
         bracket = Bracket(
             torch.zeros_like(state.r), torch.full_like(state.r, torch.inf), self.target, torch.zeros_like(state.r)
         )
         for number in range(self.passes_on_gpu if on_gpu else self.passes):
             recount()
             # On the CPU looking costs nothing; converged tensors stand still either way.
-            if not on_gpu and bool(self._met(controller).all()):
-                return
-            bracket = self._narrowed(on_gpu, controller, bracket, number)
+            if not on_gpu and bool((held | self._met(controller)).all()):
+                break
+            bracket = self._narrowed(on_gpu, controller, bracket, number, held)
+        return True
 
     def _met(self, controller: Controller) -> Tensor:
         miss = self.target.to(controller.sizes) * controller.share() - controller.sparsity()
         return miss.abs() <= (0.5 / controller.sizes).clamp_min(self.tolerance)
 
-    def _narrow(self, controller: Controller, bracket: Bracket, number: int) -> Bracket:
+    def _narrow(self, controller: Controller, bracket: Bracket, number: int, held: Tensor) -> Bracket:
         """Move every ``r`` that is not there yet: two steps of Newton, then interpolation and bisection in turn."""
         r = controller.state.r
         miss = self.target.to(r) * controller.share() - controller.sparsity()
@@ -84,7 +86,7 @@ class SearchedBound(Rule):
             guess = low + (high - low) * (missing / (missing + surplus))
         outward = torch.where(torch.isfinite(high), low + 0.5 * (high - low), r + STRIDE)
         guess = torch.where((guess > low) & (guess < high), guess, outward)
-        r.copy_(torch.where(self._met(controller), r, guess))
+        r.copy_(torch.where(held | self._met(controller), r, guess))
         return Bracket(low, high, missing, surplus)
 
 
@@ -168,6 +170,10 @@ class ExactBudget(Rule):
     slope. There is no λ.
     """
 
+    #: How far, as a fraction of the prunable cost, a step may end from the budget before it is corrected at once.
+    tolerance = 1e-4
+    passes = 4
+
     def __init__(self, limits: Sequence[Limit], like: Tensor) -> None:
         self.shares = torch.tensor([limit.shares for limit in limits]).to(like)
         self.budgets = torch.tensor([float(limit.density) for limit in limits]).to(like).clamp_max(1.0)
@@ -179,24 +185,51 @@ class ExactBudget(Rule):
         density = (self.shares.to(r) * (1.0 - predicted_sparsity(r))).sum(1)
         return (density - self._budget(share)).amax().square()
 
+    def _error(self, sparsity: Tensor, share: Tensor) -> Tensor:
+        """Return how far each limit's density is above what is allowed by now."""
+        return (self.shares.to(sparsity) * (1.0 - sparsity)).sum(1) - self._budget(share)
+
     def move(self, view: View) -> Tensor:
-        shares = self.shares.to(view.r)
-        density = (shares * (1.0 - view.sparsity)).sum(1)
-        error = density - self._budget(view.share_before)
-        slopes = shares * sparsity_slope(view.r)
+        error = self._error(view.sparsity, view.share_before)
+        slopes = self.shares.to(view.r) * sparsity_slope(view.r)
         learned = project(view.gradient, slopes, error)
         learned = project(view.descend(learned), -slopes, error).clamp(-STRIDE, STRIDE)
         step = self._budget(view.share_before) - self._budget(view.share)
-        return learned + self._restoring(view, shares, GAIN * error + step)
+        return learned + self._restoring(view, GAIN * error + step)
 
-    def _restoring(self, view: View, shares: Tensor, excess: Tensor) -> Tensor:
+    def _restoring(self, room: Room, excess: Tensor) -> Tensor:
         """Return the common shift that removes ``excess`` density from the tightest limit."""
+        shares = self.shares.to(room.r)
         # Tensors at their bound in the wanted direction do not give; the others have to make up for them.
-        gives = torch.where((excess > 0)[:, None], view.can_tighten, view.can_loosen)
-        slope = (shares * view.slope * gives).sum(1)
+        gives = torch.where((excess > 0)[:, None], room.can_tighten, room.can_loosen)
+        slope = (shares * room.slope * gives).sum(1)
         # Below a fiftieth of the Gaussian slope the count is noise; dividing by it would overshoot.
-        slope = torch.maximum(slope, 0.02 * (shares * sparsity_slope(view.r)).sum(1)).clamp_min(1e-4)
+        slope = torch.maximum(slope, 0.02 * (shares * sparsity_slope(room.r)).sum(1)).clamp_min(1e-4)
         return (excess / slope).amax().clamp(-STRIDE, STRIDE)
+
+    def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
+        """Where weights move so fast that the last step missed, count the moved ones and correct at once.
+
+        Only on the CPU, where looking costs nothing. A GPU corrects in the next step.
+        """
+        state = controller.state
+        if state.r.is_cuda or (hold is not None and bool(hold)):
+            return False
+        before = ramp_share(state.step - 1, controller.ramp_steps).to(state.r.dtype)
+        if self._is_met(self._error(controller.sparsity(), before)):
+            return False
+        for _ in range(self.passes):
+            recount()
+            error = self._error(controller.sparsity(), controller.share())
+            if self._is_met(error):
+                break
+            room = controller.room()
+            shift = self._restoring(room, error).expand_as(room.r)
+            state.r.add_(controller.within(room, shift)).clamp_min_(0.0)
+        return True
+
+    def _is_met(self, error: Tensor) -> bool:
+        return bool(error.amax().abs() <= self.tolerance)
 
 
 def project(gradient: Tensor, slopes: Tensor, error: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -33,13 +33,16 @@ def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
     >>> list(plain_names(nn.Sequential(nn.Linear(2, 1))))
     ['0.weight', '0.bias']
     """
+    seen: dict[int, str] = {}
+    return {name: p for name, p in _all_names(model) if seen.setdefault(id(p), name) == name}
+
+
+def _all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     wrapped = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     outer = isinstance(getattr(model, "_orig_mod", model), wrapped)
-    names = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         parts = [part for part in name.split(".") if part not in _WRAPPERS]
-        names[".".join(parts[1:] if outer else parts)] = parameter
-    return names
+        yield ".".join(parts[1:] if outer else parts), parameter
 
 
 def select(
@@ -64,8 +67,12 @@ def select(
     if isinstance(min_size, bool) or not isinstance(min_size, int):
         raise TypeError(f"min_size={min_size!r} must be a whole number of elements, such as {MIN_SIZE}.")
     parameters = plain_names(model)
-    wanted = _matches("include", include, parameters)
-    unwanted = _matches("exclude", exclude, parameters) or set()
+    lazy = [name for name, p in parameters.items() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise ValueError(f"{listed(lazy)} has no shape yet. Run the model once on a batch before pruning it.")
+    aliases = _aliases(model, parameters)
+    wanted = _matches("include", include, aliases)
+    unwanted = _matches("exclude", exclude, aliases) or set()
     if wanted is None:
         wanted = {name for name, p in parameters.items() if _by_default(p, min_size)}
     else:
@@ -80,13 +87,23 @@ def select(
     return chosen
 
 
-def _matches(option: str, patterns: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
+def matching(model: nn.Module, option: str, patterns: str | Iterable[str] | None) -> set[str]:
+    """Return the names that patterns choose, whatever the parameters are."""
+    return _matches(option, patterns, _aliases(model, plain_names(model))) or set()
+
+
+def _aliases(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+    """Map every name a parameter goes by, of which tied ones have several, to the one in ``parameters``."""
+    first = {id(parameter): name for name, parameter in parameters.items()}
+    return {name: first[id(parameter)] for name, parameter in _all_names(model)}
+
+
+def _matches(option: str, patterns: str | Iterable[str] | None, names: dict[str, str]) -> set[str] | None:
     if patterns is None:
         return None
-    names = list(names)
     found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        hits = {name for name in names if fnmatchcase(name, pattern)}
+        hits = {first for name, first in names.items() if fnmatchcase(name, pattern)}
         if not hits:
             hint = did_you_mean(pattern, names) or f" The model's parameters are {listed(names)}."
             raise ValueError(f"{option}={pattern!r} matches no parameter.{hint}")
