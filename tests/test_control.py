@@ -41,14 +41,6 @@ def rates_of(lr: Sequence[float], momentum: Sequence[float], adaptive: Sequence[
     )
 
 
-def view_of(state: State, rates: Rates, go: float = 1.0) -> View:
-    n = len(state.r)
-    yes = torch.ones(n, dtype=torch.bool)
-    ones = torch.ones(n, dtype=torch.float64)
-    one = torch.ones((), dtype=torch.float64)
-    return View(state.r, ones / 2, ones, one, one, 0 * ones, rates, state, yes, yes, vector(go)[0])
-
-
 class Given(Rule):
     """Moves by what it is given and keeps what it was shown."""
 
@@ -59,6 +51,33 @@ class Given(Rule):
     def move(self, view: View) -> Tensor:
         self.seen = view
         return self.moves.clone()
+
+
+class Descending(Rule):
+    """Descends the gradient it is given, and keeps the move."""
+
+    def __init__(self) -> None:
+        self.gradient = vector(0.0)
+        self.last = vector(0.0)
+
+    def move(self, view: View) -> Tensor:
+        self.last = view.descend(self.gradient)
+        return self.last
+
+
+class Descent:
+    """Thresholds with all the room they need, moved by nothing but their own optimizer."""
+
+    def __init__(self, n: int) -> None:
+        self.rule = Descending()
+        self.controller = controller_of(self.rule, state_of([50.0] * n, [500_000] * n, [5] * n), size=1_000_000)
+
+    def step(self, rates: Rates, *gradient: float, skipped: bool = False) -> Tensor:
+        """Return the move for a gradient."""
+        self.rule.gradient = vector(*gradient)
+        n = len(gradient)
+        self.controller.advance(moments_of(n), rates, torch.tensor([1.0]) if skipped else None)
+        return self.rule.last
 
 
 def moments_of(n: int, square: float = 100.0, peak: float = 5.0, pull: float = 0.0) -> Moments:
@@ -111,45 +130,46 @@ def test_the_share_follows_the_step_counter() -> None:
 
 def test_momentum_by_hand_for_two_steps() -> None:
     """v = 0.9·v + g, move = −lr·v: −0.1·2 = −0.2, then −0.1·(1.8 + 1) = −0.28."""
-    state = state_of([1.0])
-    view = view_of(state, rates_of([0.1], [0.9], [False]))
-    assert view.descend(vector(2.0)).tolist() == pytest.approx([-0.2])
-    assert view.descend(vector(1.0)).tolist() == pytest.approx([-0.28])
+    descent, rates = Descent(1), rates_of([0.1], [0.9], [False])
+    assert descent.step(rates, 2.0).tolist() == pytest.approx([-0.2])
+    assert descent.step(rates, 1.0).tolist() == pytest.approx([-0.28])
+    assert descent.controller.state.r.tolist() == pytest.approx([50.0 - 0.48])
 
 
 def test_adam_by_hand_for_two_steps() -> None:
     """First −lr·sign(g). Then m̂ = (0.9·0.2 + 0.1·1)/0.19, v̂ = (0.999·0.004 + 0.001·1)/0.001999: −lr·0.9322."""
-    view = view_of(state_of([1.0]), rates_of([0.1], [0.0], [True]))
-    assert view.descend(vector(2.0)).tolist() == pytest.approx([-0.1])
+    descent, rates = Descent(1), rates_of([0.1], [0.0], [True])
+    assert descent.step(rates, 2.0).tolist() == pytest.approx([-0.1])
     first = (0.9 * 0.2 + 0.1 * 1.0) / (1 - 0.9**2)
     second = (0.999 * 0.004 + 0.001 * 1.0) / (1 - 0.999**2)
-    assert view.descend(vector(1.0)).tolist() == pytest.approx([-0.1 * first / math.sqrt(second)])
+    assert first / math.sqrt(second) == pytest.approx(0.9322, abs=1e-4)
+    assert descent.step(rates, 1.0).tolist() == pytest.approx([-0.1 * first / math.sqrt(second)])
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_descent_equals_torchs_own_optimizers(adaptive: bool) -> None:
     """Ten random gradients move thresholds as SGD with momentum 0.8, or Adam, would; rates change on the way."""
     generator = torch.Generator().manual_seed(0)
-    r = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    descent = Descent(3)
+    r = descent.controller.state.r.clone().requires_grad_()
     theirs: torch.optim.Optimizer
     if adaptive:
         theirs = torch.optim.Adam([r], lr=0.1, eps=1e-12)
     else:
         theirs = torch.optim.SGD([r], lr=0.1, momentum=0.8)
-    state, ours = state_of([0.0] * 3), torch.zeros(3, dtype=torch.float64)
     for step in range(10):
         lr = 0.1 / (1 + step)
         theirs.param_groups[0]["lr"] = lr
         r.grad = torch.randn(3, dtype=torch.float64, generator=generator)
-        ours += view_of(state, rates_of([lr] * 3, [0.8] * 3, [adaptive] * 3)).descend(r.grad)
+        descent.step(rates_of([lr] * 3, [0.8] * 3, [adaptive] * 3), *r.grad.tolist())
         theirs.step()
-        torch.testing.assert_close(ours, r.detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(descent.controller.state.r, r.detach(), rtol=1e-10, atol=1e-10)
 
 
 def test_each_tensor_descends_as_its_own_optimizer_does() -> None:
     """Adam's and SGD's tensors side by side, each with its rate: −0.5·sign and −0.1·g."""
-    view = view_of(state_of([1.0, 1.0]), rates_of([0.5, 0.1], [0.9, 0.9], [True, False]))
-    assert view.descend(vector(3.0, 3.0)).tolist() == pytest.approx([-0.5, -0.3])
+    rates = rates_of([0.5, 0.1], [0.9, 0.9], [True, False])
+    assert Descent(2).step(rates, 3.0, 3.0).tolist() == pytest.approx([-0.5, -0.3])
 
 
 def test_thresholds_learn_at_a_multiple_of_the_optimizers_rate() -> None:
@@ -157,20 +177,20 @@ def test_thresholds_learn_at_a_multiple_of_the_optimizers_rate() -> None:
     rates = Rates(
         lr=vector(0.1, 0.1), multiple=vector(0.01, 0.5), momentum=vector(0, 0), adaptive=torch.tensor([False, True])
     )
-    assert view_of(state_of([1.0, 1.0]), rates).descend(vector(3.0, 3.0)).tolist() == pytest.approx([-0.003, -0.05])
+    assert Descent(2).step(rates, 3.0, 3.0).tolist() == pytest.approx([-0.003, -0.05])
 
 
 def test_a_skipped_step_leaves_the_momenta_alone() -> None:
     """After a skipped step the next one is as if it had not been, in both kinds of optimizer."""
     rates = rates_of([0.1, 0.1], [0.9, 0.9], [True, False])
-    straight, skipping = state_of([1.0, 1.0]), state_of([1.0, 1.0])
-    for state in (straight, skipping):
-        view_of(state, rates).descend(vector(2.0, 2.0))
-    view_of(skipping, rates, go=0.0).descend(vector(50.0, -7.0))
-    for name, value in straight.tensors().items():
-        assert torch.equal(value, skipping.tensors()[name])
-    moves = [view_of(state, rates).descend(vector(1.0, 1.0)) for state in (straight, skipping)]
-    assert torch.equal(*moves)
+    straight, skipping = Descent(2), Descent(2)
+    for descent in (straight, skipping):
+        descent.step(rates, 2.0, 2.0)
+    skipping.step(rates, 50.0, -7.0, skipped=True)
+    theirs = skipping.controller.state.tensors()
+    for name, value in straight.controller.state.tensors().items():
+        assert torch.equal(value, theirs[name]), name
+    assert torch.equal(straight.step(rates, 1.0, 1.0), skipping.step(rates, 1.0, 1.0))
 
 
 # ---------------------------------------------------------------- one step

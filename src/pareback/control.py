@@ -7,7 +7,7 @@ captured in a CUDA graph and still sees new targets and learning rates when it i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -163,6 +163,14 @@ class Controller:
         """Follow the model to another device."""
         self.state.to(device)
         self.sizes, self.least, self.most = (x.to(device) for x in (self.sizes, self.least, self.most))
+        for name, value in vars(self.rule).items():
+            if isinstance(value, Tensor):  # else every step would copy it, and wait
+                setattr(self.rule, name, value.to(device))
+        if self.extremes is not None:
+            shares, budgets, sizes = (
+                x.to(device) for x in (self.extremes.shares, self.extremes.budgets, self.extremes.sizes)
+            )
+            self.extremes = replace(self.extremes, shares=shares, budgets=budgets, sizes=sizes)
 
     def share(self) -> Tensor:
         """Return how much of the goal is asked for at the present step."""

@@ -12,6 +12,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+#: No working compiler, or more pruners in one process than it will compile for (eight): slower, not wrong.
+_REFUSED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+
+
 class Fusing(Generic[P, R]):
     """A function that is compiled when it is first called on a GPU; elsewhere it stays as it is.
 
@@ -26,7 +30,11 @@ class Fusing(Generic[P, R]):
         if not on_gpu:
             return self._plain(*args, **kwargs)
         if self._compiled is not None:
-            return self._compiled(*args, **kwargs)
+            try:
+                return self._compiled(*args, **kwargs)
+            except _REFUSED:  # it had to be compiled anew
+                self._compiled = self._plain
+                return self._plain(*args, **kwargs)
         if torch.cuda.is_current_stream_capturing():
             return self._plain(*args, **kwargs)
         return self._first(*args, **kwargs)
@@ -38,7 +46,7 @@ class Fusing(Generic[P, R]):
             try:
                 result = compiled(*args, **kwargs)
                 self._compiled = compiled
-            except torch._dynamo.exc.TorchDynamoException:  # no working compiler: slower, not wrong
+            except _REFUSED:
                 self._compiled = self._plain
                 result = self._plain(*args, **kwargs)
         return result

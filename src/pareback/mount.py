@@ -6,7 +6,7 @@ import math
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from .blueprint import draw_up
 from .control import BAND, Controller, State
 from .goal import Goal
 from .hooks import StepHooks, check_optimizers
-from .kernels import Moments, count
+from .kernels import Moments, count, measure
 from .rates import GroupRates
 from .search import counter, keep_at_most, landed
 from .selection import MIN_SIZE, plain_names
@@ -87,11 +87,13 @@ class Mount(ABC):
             self._held = [False] * len(optimizers)  # per optimizer: whether its parameters hold latent weights
             # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
             self._leader = max(k for k, members in enumerate(self._rates.parts) if members)
-            self._lending = False  # whether the latent weights are in the model because the user asked for them
             self._moments: Moments | None = None
             self._skipped: Tensor | None = None
+            # The counts of this process's shards; those of the state are of whole tensors, as of the last exchange.
+            self._mine = [x.clone() for x in (self._controller.state.nonzero, self._controller.state.band)]
             for part in range(len(optimizers)):
                 self._prune(part)
+            self._exchange_counts()
         self._report: Report | None = None
         self._hooks = [
             StepHooks(one, lambda k=k, one=one: self._before(k, one), lambda k=k: self._after(k), self._closures)  # type: ignore[misc]
@@ -133,6 +135,10 @@ class Mount(ABC):
     def _restore(self, part: int) -> Moments:
         """Make the parameters of one optimizer hold latent weights, and measure them."""
 
+    def _carry(self, part: int) -> None:
+        """Take over what was done to weights that are pruned already, before pruning them again."""
+        self._restore(part)
+
     @abstractmethod
     def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         """Prune the weights of one optimizer and return the counts."""
@@ -159,6 +165,8 @@ class Mount(ABC):
         if scale is not None:
             # A fused optimizer divides by GradScaler's factor itself, so gradients arrive scaled.
             moments = moments._replace(pull=moments.pull / scale.to(moments.pull))
+        if self._rates.sense is not None:
+            moments = moments._replace(pull=moments.pull * self._rates.of_part(part, self._rates.sense))
         self._skipped = getattr(optimizer, "found_inf", None)
         self._moments = self._merged(part, moments)
         self._held[part] = True
@@ -168,20 +176,24 @@ class Mount(ABC):
             return
         bounds = None
         if not self._held[part]:  # the weights were edited after they had been pruned: prune them again
-            self._restore(part)
+            self._carry(part)
         elif part == self._leader and self._moments is not None:
             bounds = self._advance(self._moments)
+            for other, members in enumerate(self._rates.parts):  # the thresholds of the others have moved, too
+                if other != part and members and not self._held[other]:
+                    self._carry(other)
+                    self._prune(other, bounds)
         self._prune(part, bounds)
 
     def _advance(self, moments: Moments) -> tuple[Tensor, Tensor] | None:
         state = self._controller.state
-        moments, nonzero, band = self._shards.combine(moments, state.nonzero, state.band)
-        state.nonzero.copy_(nonzero)
-        state.band.copy_(band)
-        bounds = self._controller.advance(moments, self._rates.read(), self._skipped)
         if len(self._held) > 1:
             # An optimizer that does not step next time has no new pull on the thresholds.
             self._moments = moments._replace(pull=torch.zeros_like(moments.pull))
+        moments, nonzero, band = self._shards.combine(moments, *self._counts_here())
+        state.nonzero.copy_(nonzero)
+        state.band.copy_(band)
+        bounds = self._controller.advance(moments, self._rates.read(), self._skipped)
         refined = self._controller.rule.refine(self._controller, self._recount, self._skipped)
         return None if refined else bounds
 
@@ -193,6 +205,18 @@ class Mount(ABC):
         if self._shards.group is not None:
             counts = tuple(self._shards.gather(torch.stack(counts)).sum(0).unbind())  # type: ignore[assignment]
         torch._foreach_copy_([controller.state.nonzero, controller.state.band], list(counts))
+
+    def _counts_here(self) -> list[Tensor]:
+        """Return non-zeros and band of this process's shards."""
+        state = self._controller.state
+        return [state.nonzero, state.band] if self._shards.group is None else self._mine
+
+    def _exchange_counts(self) -> None:
+        """Let the state hold the counts of whole tensors."""
+        if self._shards.group is not None:
+            nonzero, band = self._shards.gather(torch.stack(self._counts_here())).sum(0)
+            self._controller.state.nonzero.copy_(nonzero)
+            self._controller.state.band.copy_(band)
 
     def _where_latents_are(self) -> Iterable[tuple[nn.Parameter, Tensor, bool]]:
         held = [False] * len(self.parameters)
@@ -212,7 +236,7 @@ class Mount(ABC):
             bounds = thresholds, self._controller.edges(thresholds)
         mine, edges = (self._rates.of_part(part, values) for values in bounds)
         nonzero, band = self._write(part, mine, edges)
-        self._rates.set_part_(part, [state.threshold, state.nonzero, state.band], [mine, nonzero, band])
+        self._rates.set_part_(part, [state.threshold, *self._counts_here()], [mine, nonzero, band])
         if not state.r.is_cuda and self._shards.group is None:
             self._rescue(part)
 
@@ -230,7 +254,7 @@ class Mount(ABC):
         mine = torch.minimum(self._rates.of_part(part, state.threshold), caps)
         edges = mine + BAND * self._rates.of_part(part, state.spread)
         nonzero, band = self._write(part, mine, edges)
-        self._rates.set_part_(part, [state.threshold, state.nonzero, state.band], [mine, nonzero, band])
+        self._rates.set_part_(part, [state.threshold, *self._counts_here()], [mine, nonzero, band])
         spread = state.spread.clamp_min(torch.finfo(state.r.dtype).tiny)
         state.r.copy_(torch.minimum(state.r, state.threshold / spread))
 
@@ -239,9 +263,8 @@ class Mount(ABC):
         if len(self._rates.parts[part]) == len(self.parameters):
             return moments
         if self._moments is None:
-            state = self._controller.state
-            square = state.spread.square() * self._controller.sizes
-            self._moments = Moments(square, state.peak.clone(), torch.zeros_like(state.r))
+            latents = [local(p.detach()) if held else latent for p, latent, held in self._where_latents_are()]
+            self._moments = measure(latents, [None] * len(latents), self._controller.state.threshold, math.inf, True)
         self._rates.set_part_(part, self._moments, moments)
         return self._moments
 
@@ -251,8 +274,6 @@ class Mount(ABC):
 
     def _settle(self) -> None:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
-        if self._lending:
-            return
         self._follow_device()
         with torch.no_grad():
             for part, held in enumerate(self._held):
@@ -264,6 +285,7 @@ class Mount(ABC):
         if self._controller.state.r.device != device:
             self._controller.to(device)
             self._rates.to(device)
+            self._mine = [x.to(device) for x in self._mine]
 
     def _refuse_sparse_gradients(self, part: int) -> None:
         for i in self._rates.parts[part]:
@@ -283,6 +305,7 @@ class Mount(ABC):
         ``step`` counts optimizer steps, ``loss`` is :meth:`loss`; ``tensor_sparsity`` and ``r`` have one entry per
         pruned tensor, in the order of ``names``.
         """
+        self._settle()
         controller, state = self._controller, self._controller.state
         each = controller.sparsity()
         weighted = (each * controller.sizes).sum() / controller.sizes.sum()
@@ -302,9 +325,7 @@ class Mount(ABC):
     def counts(self) -> list[int]:
         """Return each pruned tensor's non-zeros, in the order of ``names``. Waits for the device."""
         self._settle()
-        counts = self._controller.state.nonzero
-        if not self.finished and self._shards.group is not None:
-            counts = self._shards.gather(counts[None]).sum(0)[0]
+        counts = self._shards.gather(self._counts_here()[0][None]).sum(0)[0]
         return [int(n) for n in counts.tolist()]
 
     def known(self) -> dict[int, Known]:
@@ -360,8 +381,8 @@ class Mount(ABC):
         state.peak.copy_(weights.peak)
         state.threshold.copy_(landing.high)
         state.r.copy_(landing.high / weights.spread.clamp_min(torch.finfo(state.r.dtype).tiny))
-        nonzero = torch.stack([(v != 0).sum().to(state.nonzero.device) for v in values])
-        state.nonzero.copy_(self._shards.gather(nonzero[None]).sum(0)[0])
+        self._counts_here()[0].copy_(torch.stack([(v != 0).sum().to(state.nonzero.device) for v in values]))
+        self._exchange_counts()
         self._land(values)
 
     def prune_(self, model: nn.Module) -> nn.Module:
@@ -371,10 +392,13 @@ class Mount(ABC):
         missing = [name for name in self.names if name not in theirs]
         if missing:
             raise ValueError(f"{listed(missing)} is not in the model given. Give a copy of the pruned model.")
+        other = [name for name, p in zip(self.names, self.parameters, strict=True) if theirs[name].shape != p.shape]
+        if other:
+            raise ValueError(f"{listed(other)} has another shape in the model given. Give a copy of the pruned model.")
         with torch.no_grad():
             tensors = [local(theirs[name].detach()) for name in self.names]
             weights = self._plan.weights(tensors, self._shards)
-            keep = [int(n) for n in self._controller.state.nonzero.tolist()]
+            keep = self.counts()
             landing = keep_at_most(counter(tensors, self._exponent, self._shards), keep, weights.peak)
             for tensor, value in zip(tensors, landed(tensors, landing, self._exponent, self._shards), strict=True):
                 tensor.copy_(value)
@@ -389,11 +413,15 @@ class Mount(ABC):
             "version": _STATE_VERSION,
             "names": list(self.names),
             "control": self._controller.state.tensors(),
+            # What optimizers that have stepped since the thresholds moved will contribute to their next move.
+            "pending": {} if self._moments is None or self._shards.group else self._moments._asdict(),
             "latents": {name: like(latent, parameter) for name, parameter, latent in pairs},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Load the model's own weights before or after; the order does not matter."""
+        if self.finished:
+            raise RuntimeError("The pruner has finished: finish() let go of what a state would be loaded into.")
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"The state has version {state.get('version')!r}; this release reads {_STATE_VERSION}.")
         if state["names"] != self.names:
@@ -402,12 +430,48 @@ class Mount(ABC):
                 "the same tensors with include=, exclude= and min_size=."
             )
         self._settle()
+        control, latents = self._controller.state.tensors(), dict(zip(self.names, self._latents(), strict=True))
+        _check_entries("control", control, state.get("control"))
+        if state.get("latents") == {}:
+            raise ValueError("The state was saved after finish() and has no latent weights to go on from.")
+        parameters = dict(zip(self.names, self.parameters, strict=True))
+        _check_entries("latents", parameters, state.get("latents"))
         with torch.no_grad():
-            for name, value in self._controller.state.tensors().items():
+            for name, value in control.items():
                 value.copy_(state["control"][name])
-            for name, latent in zip(self.names, self._latents(), strict=True):
-                if name in state["latents"]:
-                    latent.copy_(local(state["latents"][name]))
+            for name, latent in latents.items():
+                latent.copy_(local(state["latents"][name]))
+            self._moments = (
+                Moments(**{k: v.to(control["r"]) for k, v in state["pending"].items()})
+                if state.get("pending")
+                else None
+            )
+            self._loaded()
+
+    def _loaded(self) -> None:
+        """Count what this process holds under the thresholds just loaded."""
+        state = self._controller.state
+        edges = state.threshold + (
+            self._controller.edges(self._controller.thresholds()) - self._controller.thresholds()
+        )
+        for value, fresh in zip(
+            self._mine, count(self._latents(), state.threshold, edges, self._exponent), strict=True
+        ):
+            value.copy_(fresh)
+
+
+def _check_entries(part: str, wanted: Mapping[str, Tensor], found: Any) -> None:
+    """Raise ValueError unless every wanted tensor is there in its shape: copying would broadcast."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"The state has no {part!r}. Give what pruner.state_dict() returned.")
+    for name, value in wanted.items():
+        if name not in found:
+            raise ValueError(f"The state has no {name!r} among its {part}. Give what pruner.state_dict() returned.")
+        if found[name].shape != value.shape:
+            raise ValueError(
+                f"{name!r} among the {part} of the state has shape {tuple(found[name].shape)}, here it has "
+                f"{tuple(value.shape)}. Build the same model and pruner that were saved."
+            )
 
 
 def check_shrink(shrink: str) -> float:

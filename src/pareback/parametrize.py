@@ -73,6 +73,14 @@ class ParametrizedPruner(Mount):
 
     _closures = True
 
+    def __init__(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                "DistributedDataParallel has attached to the parameters already, and parametrizing them would take "
+                "their gradients out of its reduction. Give its .module before wrapping it, or use pb.Pruner."
+            )
+        super().__init__(model, *args, **kwargs)
+
     def _mount(self) -> None:
         if any(is_sharded(p) for p in self.parameters):
             raise ValueError("Sharded parameters cannot be parametrized. Use pb.Pruner.")
@@ -111,6 +119,11 @@ class ParametrizedPruner(Mount):
         """Take over a saved state, thresholds in the model included; see :meth:`Mount.load_state_dict`."""
         super().load_state_dict(state)
         for pruned, threshold in zip(self._pruned, self._controller.state.threshold.unbind(), strict=True):
+            pruned.threshold.copy_(threshold)
+
+    def _loaded(self) -> None:
+        super()._loaded()
+        for pruned, threshold in zip(self._pruned, self._controller.state.threshold, strict=True):
             pruned.threshold.copy_(threshold)
 
     def _latents(self) -> list[Tensor]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .kernels import Moments, prune_, restore_
+from .kernels import Moments, prune_, restore_, shrunk
 from .mount import Mount
 from .sharding import local
 from .shrink import shrink
@@ -50,6 +51,7 @@ class Pruner(Mount):
 
     def _mount(self) -> None:
         self._kept = [local(p.detach()).clone() for p in self.parameters]
+        self._looking = False  # whether the latent weights are in the model because the user asked for them
 
     def _part(self, part: int) -> tuple[list[Tensor], list[Tensor]]:
         members = self._rates.parts[part]
@@ -75,6 +77,14 @@ class Pruner(Mount):
         thresholds = self._rates.of_part(part, self._controller.state.threshold)
         return restore_(weights, latents, grads, thresholds, self._exponent, self._straight_through)
 
+    def _carry(self, part: int) -> None:
+        # The optimizer went on after its hooks had run (a subclass after super().step), or never called its closure:
+        # it moved the pruned weights. The latents make the same move; adopting p would shrink survivors once a step.
+        weights, latents = self._part(part)
+        written = shrunk(latents, self._rates.of_part(part, self._controller.state.threshold), self._exponent)
+        for weight, latent, old in zip(weights, latents, written, strict=True):
+            weight.copy_(torch.where(weight == old, latent, latent + (weight - old)))
+
     def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         weights, latents = self._part(part)
         return prune_(weights, latents, thresholds, edges, self._exponent)
@@ -96,6 +106,10 @@ class Pruner(Mount):
                     self._kept[i].copy_(local(self.parameters[i].detach()))
         super()._land_exactly()
 
+    def _settle(self) -> None:
+        if not self._looking:  # asked within latents(): the weights are to stay as they are until its end
+            super()._settle()
+
     @contextmanager
     def latents(self) -> Iterator[None]:
         """Let the model hold its latent weights for a while, for instance to average them.
@@ -111,15 +125,30 @@ class Pruner(Mount):
         """
         if self.finished:
             raise RuntimeError("The pruner has finished and let go of the latent weights.")
+        if self._looking:  # within another such block, which ends it
+            yield
+            return
         self._settle()
+        self._looking = True
         with torch.no_grad():
             for part, members in enumerate(self._rates.parts):
                 if members:
                     self._restore(part)
                     self._held[part] = True
-        self._lending = True
         try:
             yield
         finally:
-            self._lending = False
+            self._looking = False
             self._settle()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state. Load the model's own weights before or after; the order does not matter."""
+        here = list(range(len(self._kept)))
+        before = shrunk(self._kept, self._controller.state.threshold, self._exponent) if self._kept else []
+        # Weights that are what this pruner wrote say nothing: those of a model loaded before the pruner was built.
+        ours = [torch.equal(local(self.parameters[i].detach()), before[i]) for i in here]
+        super().load_state_dict(state)
+        after = shrunk(self._kept, self._controller.state.threshold, self._exponent)
+        for i in here:
+            if ours[i]:
+                local(self.parameters[i].detach()).copy_(after[i])

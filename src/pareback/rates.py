@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from .wording import listed
 #: Thresholds learn at this multiple of their tensor's learning rate, by how its optimizer scales gradients.
 SGD_MULTIPLE = 0.01
 ADAPTIVE_MULTIPLE = 1.0
+#: And at most at this rate, in σ per step: lr = 1 is a factor to Adadelta and its like, not a step.
+ADAPTIVE_MOST = 0.01
 
 
 class GroupRates:
@@ -42,6 +45,12 @@ class GroupRates:
                 "zeros again. Let one optimizer move it."
             )
         found = [place for place in places if place is not None]
+        for o, g in dict.fromkeys(found):
+            if not isinstance(optimizers[o].param_groups[g].get("lr"), (int, float, Tensor)):
+                raise ValueError(
+                    f"{type(optimizers[o]).__name__} has no learning rate (lr) in its parameter group {g}, which the "
+                    "thresholds would follow. Give it an lr."
+                )
         self._groups: list[tuple[Optimizer, int, Tensor]] = []
         for place in dict.fromkeys(found):
             members = [i for i, other in enumerate(found) if other == place]
@@ -53,7 +62,13 @@ class GroupRates:
         adaptive = [is_adaptive(optimizers[o].param_groups[g]) for o, g in found]
         default = [ADAPTIVE_MULTIPLE if a else SGD_MULTIPLE for a in adaptive]
         multiples = default if multiple is None else [multiple] * len(found)
-        self._multiple = torch.tensor(multiples).to(like)
+        self._multiple = torch.tensor(multiples, dtype=like.dtype, device=like.device)
+        capped = [ADAPTIVE_MOST if a and multiple is None else math.inf for a in adaptive]
+        self._most = torch.tensor(capped, dtype=like.dtype, device=like.device)
+        self._is_capped = any(map(math.isfinite, capped))
+        #: −1 where an optimizer maximises and a threshold has to follow the task's gradient uphill.
+        maximized = [bool(optimizers[o].param_groups[g].get("maximize")) for o, g in found]
+        self.sense = torch.tensor([-1.0 if m else 1.0 for m in maximized]).to(like) if any(maximized) else None
         self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
         self._adaptive = torch.tensor(adaptive, device=like.device)
         self._written: dict[tuple[int, int], float] = {}  # what the rates hold, to write only what changed
@@ -64,7 +79,8 @@ class GroupRates:
             group = optimizer.param_groups[number]
             self._write(self._lr, place, index, group["lr"])
             self._write(self._momentum, place, index, group.get("momentum", 0.0))
-        return Rates(self._lr, self._multiple, self._momentum, self._adaptive)
+        lr = self._lr.minimum(self._most) if self._is_capped else self._lr
+        return Rates(lr, self._multiple, self._momentum, self._adaptive)
 
     def _write(self, rates: Tensor, place: int, index: Tensor, value: float | Tensor) -> None:
         """Write one group's rate. A tensor on the device is copied there, so that a replayed graph sees it change."""
@@ -93,7 +109,8 @@ class GroupRates:
         self._groups = [(o, g, index.to(device)) for o, g, index in self._groups]
         self._index = [index.to(device) for index in self._index]
         self._written.clear()
-        self._multiple, self._lr = self._multiple.to(device), self._lr.to(device)
+        self._multiple, self._lr, self._most = (x.to(device) for x in (self._multiple, self._lr, self._most))
+        self.sense = None if self.sense is None else self.sense.to(device)
         self._momentum, self._adaptive = self._momentum.to(device), self._adaptive.to(device)
 
 

@@ -116,9 +116,9 @@ class Penalty(Rule):
         like: Tensor,
     ) -> None:
         self.kind = kind
-        self.shares = torch.tensor(shares).to(like)
-        self.budgets = torch.tensor(budgets).to(like)
-        self.weights = torch.tensor(weights).to(like)
+        self.shares = torch.tensor(shares, dtype=like.dtype, device=like.device)
+        self.budgets = torch.tensor(budgets, dtype=like.dtype, device=like.device)
+        self.weights = torch.tensor(weights, dtype=like.dtype, device=like.device)
         self.extremes = extremes
 
     def density(self, r: Tensor) -> Tensor:
@@ -175,8 +175,10 @@ class ExactBudget(Rule):
     passes = 4
 
     def __init__(self, limits: Sequence[Limit], like: Tensor) -> None:
-        self.shares = torch.tensor([limit.shares for limit in limits]).to(like)
-        self.budgets = torch.tensor([float(limit.density) for limit in limits]).to(like).clamp_max(1.0)
+        self.shares = torch.tensor([limit.shares for limit in limits], dtype=like.dtype, device=like.device)
+        self.budgets = torch.tensor(
+            [float(limit.density) for limit in limits], dtype=like.dtype, device=like.device
+        ).clamp_max(1.0)
 
     def _budget(self, share: Tensor) -> Tensor:
         return 1.0 - share * (1.0 - self.budgets.to(share))

@@ -63,16 +63,19 @@ class Shards:
         self.world = dist.get_world_size(self.group) if self.group is not None else 1
         self.rank = dist.get_rank(self.group) if self.group is not None else 0
         self._split = [is_sharded(p) for p in parameters]
+        self._counted = torch.tensor([split or self.rank == 0 for split in self._split])
 
     def gather(self, table: Tensor) -> Tensor:
         """Return every rank's ``[rows, tensors]`` table as ``[ranks, rows, tensors]``."""
         if self.group is None:
             return table[None]
         # A tensor that is whole on every rank counts once: on the first.
-        mine = table * torch.tensor([split or self.rank == 0 for split in self._split], device=table.device)
-        everyone = torch.empty((self.world, *table.shape), dtype=table.dtype, device=table.device)
-        dist.all_gather_into_tensor(everyone, mine.contiguous(), group=self.group)
-        return everyone
+        if self._counted.device != table.device:
+            self._counted = self._counted.to(table.device)
+        mine = torch.where(self._counted, table, 0).flatten()
+        everyone = torch.empty(self.world * mine.numel(), dtype=table.dtype, device=table.device)
+        dist.all_gather_into_tensor(everyone, mine, group=self.group)
+        return everyone.view(self.world, *table.shape)
 
     def on_ranks_before(self, counts: Tensor) -> list[int]:
         """Return how many of each tensor's ``counts`` lie in the shards of earlier ranks."""
