@@ -153,10 +153,7 @@ def test_descent_equals_torchs_own_optimizers(adaptive: bool) -> None:
     descent = Descent(3)
     r = descent.controller.state.r.clone().requires_grad_()
     theirs: torch.optim.Optimizer
-    if adaptive:
-        theirs = torch.optim.Adam([r], lr=0.1, eps=1e-12)
-    else:
-        theirs = torch.optim.SGD([r], lr=0.1, momentum=0.8)
+    theirs = torch.optim.Adam([r], lr=0.1, eps=1e-12) if adaptive else torch.optim.SGD([r], lr=0.1, momentum=0.8)
     for step in range(10):
         lr = 0.1 / (1 + step)
         theirs.param_groups[0]["lr"] = lr
@@ -223,9 +220,9 @@ def test_the_largest_weight_stays_whatever_r_says() -> None:
 
 
 def test_rules_see_the_measured_state() -> None:
-    """Sparsity, slope and gradient are what the counts and the pull say: 60/100, 5/(100·0.05), −3/1.5."""
+    """Sparsity, slope and gradient are what the counts and the pull say: 60/100, 10/(100·0.1), −3/1.5."""
     rule = Given(0.0)
-    controller = controller_of(rule, state_of([1.5], nonzero=[40], band=[5]))
+    controller = controller_of(rule, state_of([1.5], nonzero=[40], band=[10]))
     controller.advance(moments_of(1, pull=-3.0), SGD)
     assert rule.seen is not None
     assert rule.seen.sparsity.tolist() == pytest.approx([0.6])
@@ -236,8 +233,14 @@ def test_rules_see_the_measured_state() -> None:
 
 
 def test_the_slope_is_never_zero() -> None:
-    """With no weight in the band half a weight is assumed: 0.5/(100·0.05)."""
-    assert controller_of(Given(0.0), state_of([1.0], band=[0])).slope().tolist() == pytest.approx([0.1])
+    """With no weight in the band half a weight is assumed: 0.5/(100·0.1)."""
+    assert controller_of(Given(0.0), state_of([1.0], band=[0])).slope().tolist() == pytest.approx([0.05])
+
+
+def test_the_band_ends_at_zero() -> None:
+    """It reaches 0.05 σ to either side of the threshold, but no magnitude is below zero: 6/(100·(0.05 + 0.01))."""
+    slopes = controller_of(Given(0.0), state_of([0.0, 0.01, 0.05, 2.0], band=[6, 6, 6, 6])).slope()
+    assert slopes.tolist() == pytest.approx([1.2, 1.0, 0.6, 0.6])
 
 
 def test_a_gradient_at_r_zero_is_finite() -> None:
@@ -284,8 +287,8 @@ def test_a_skipped_step_moves_nothing() -> None:
 # ---------------------------------------------------------------- bounds
 
 
-def moved(kept: int, bound: Bounds, move: float, band: int = 50, size: int = 1000) -> float:
-    """How far r goes from 1; by default a move of 1 would prune 50/0.05 = 1000 weights."""
+def moved(kept: int, bound: Bounds, move: float, band: int = 100, size: int = 1000) -> float:
+    """How far r goes from 1; by default a move of 1 would prune 100/0.1 = 1000 weights."""
     controller = controller_of(Given(move), state_of([1.0], nonzero=[kept], band=[band]), size, bound)
     controller.advance(moments_of(1, square=1000.0), SGD)
     return float(controller.state.r) - 1.0
@@ -334,7 +337,7 @@ def test_extremes_bound_tensors_after_the_ramp_only() -> None:
     share = torch.tensor([[1.0]], dtype=torch.float64)
     extremes = Extremes(0.2, 0.8, share, vector(0.3), vector(1000.0))
     for step, expected in ((0, 0.05), (10, 0.3)):
-        state = state_of([1.0], nonzero=[600], band=[50], step=step)
+        state = state_of([1.0], nonzero=[600], band=[100], step=step)
         controller = controller_of(Given(0.05), state, 1000, ramp=5, extremes=extremes)
         controller.advance(moments_of(1, square=1000.0), SGD)
         assert float(controller.state.r) - 1.0 == pytest.approx(expected)  # to 200 non-zeros: 0.4, at most a stride
@@ -353,7 +356,7 @@ def test_everything_follows_the_model_to_its_device() -> None:
 
 def test_state_names_everything_a_resumed_run_needs() -> None:
     """A field that is not in tensors() would be lost in a checkpoint."""
-    names = {"r", "threshold", "spread", "peak", "nonzero", "band", "step", "velocity", "square", "normalised"}
+    names = {"r", "threshold", "spread", "peak", "nonzero", "band", "step", "velocity", "square", "normalised", "drift"}
     assert set(state_of([1.0]).tensors()) == names
 
 

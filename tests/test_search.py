@@ -341,7 +341,7 @@ def problems(
     count = draw(st.integers(1, 4))
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))
     scale = st.sampled_from([1.0, 1e-4, 1e3])
-    tensors = [torch.tensor(draw(weights), dtype=dtype) * draw(scale) for _ in range(count)]
+    tensors = [torch.tensor(draw(values), dtype=dtype) * draw(scale) for _ in range(count)]
     sizes = [t.numel() for t in tensors]
     ranges = []
     for size in sizes:

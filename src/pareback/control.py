@@ -60,11 +60,13 @@ class State:
     velocity: Tensor = field(init=False)
     square: Tensor = field(init=False)
     normalised: Tensor = field(init=False)
+    drift: Tensor = field(init=False)  #: how far the last step would have missed the budget if nobody had looked
 
     def __post_init__(self) -> None:
         self.velocity = torch.zeros_like(self.r)
         self.square = torch.zeros_like(self.r)
         self.normalised = torch.zeros_like(self.step)
+        self.drift = torch.zeros_like(self.r[0])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by name."""
@@ -151,6 +153,7 @@ class Controller:
         self.state = state
         self.ramp_steps = ramp_steps
         self.extremes = extremes
+        self.looks = True  #: whether a step may read numbers where that costs nothing; see may_look
         self._fused = Fusing(self._advance)
         like = state.r
         self.sizes = torch.tensor(sizes, dtype=like.dtype, device=like.device)
@@ -171,6 +174,10 @@ class Controller:
                 x.to(device) for x in (self.extremes.shares, self.extremes.budgets, self.extremes.sizes)
             )
             self.extremes = replace(self.extremes, shares=shares, budgets=budgets, sizes=sizes)
+
+    def may_look(self) -> bool:
+        """Whether a step may read numbers back: on the CPU they are there; elsewhere it would have to wait."""
+        return self.looks and self.state.r.device.type == "cpu"
 
     def share(self) -> Tensor:
         """Return how much of the goal is asked for at the present step."""

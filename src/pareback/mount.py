@@ -83,6 +83,7 @@ class Mount(ABC):
         # Everything that can be refused has been; from here on the model changes.
         with torch.no_grad():
             self._controller = self._start(dtype, ramp_steps)
+            self._controller.looks = self._shards.group is None  # several processes would have to agree first
             self._mount()
             self._held = [False] * len(optimizers)  # per optimizer: whether its parameters hold latent weights
             # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
@@ -237,11 +238,11 @@ class Mount(ABC):
         mine, edges = (self._rates.of_part(part, values) for values in bounds)
         nonzero, band = self._write(part, mine, edges)
         self._rates.set_part_(part, [state.threshold, *self._counts_here()], [mine, nonzero, band])
-        if not state.r.is_cuda and self._shards.group is None:
+        if self._controller.may_look():
             self._rescue(part)
 
     def _rescue(self, part: int) -> None:
-        """Lower the thresholds of tensors that fell below their floor. Only where looking costs nothing: on the CPU."""
+        """Lower the thresholds of tensors that fell below their floor."""
         state, members = self._controller.state, self._rates.parts[part]
         kept = state.nonzero.tolist()
         if all(kept[i] >= self._plan.ranges[i].least for i in members):
@@ -332,6 +333,7 @@ class Mount(ABC):
         """Return, by parameter id, what a report cannot read off the model."""
         from .report import Known
 
+        self._settle()
         predicted = predicted_sparsity(self._controller.state.r).tolist()
         counts: list[int | None] = [*self.counts()] if self._counts_for_report() else [None] * len(predicted)
         rows = zip(self.parameters, counts, predicted, strict=True)

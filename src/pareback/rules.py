@@ -41,7 +41,7 @@ class SearchedBound(Rule):
     #: Counts at most in one step, beside the one that pruning makes.
     passes = 12
     #: Where nothing may be read back. The next step corrects what is left (a few weights in ten thousand).
-    passes_on_gpu = 1
+    passes_unseen = 1
 
     def __init__(self, keep: Sequence[int], sizes: Sequence[int], like: Tensor) -> None:
         kept = torch.tensor(keep, dtype=torch.float64) / torch.tensor(sizes, dtype=torch.float64)
@@ -53,19 +53,18 @@ class SearchedBound(Rule):
         return ((wanted - view.sparsity) / view.slope).clamp(-STRIDE, STRIDE)
 
     def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
-        """Count the moved weights and search on, until the tolerance is met (on a GPU: a fixed number of times)."""
+        """Count the moved weights and search on until the tolerance is met, or so often if nobody may look."""
         state = controller.state
-        on_gpu = state.r.is_cuda
+        may_look = controller.may_look()
         held = torch.zeros_like(state.r, dtype=torch.bool) if hold is None else (hold != 0).expand_as(state.r)
         bracket = Bracket(
             torch.zeros_like(state.r), torch.full_like(state.r, torch.inf), self.target, torch.zeros_like(state.r)
         )
-        for number in range(self.passes_on_gpu if on_gpu else self.passes):
+        for number in range(self.passes if may_look else self.passes_unseen):
             recount()
-            # On the CPU looking costs nothing; converged tensors stand still either way.
-            if not on_gpu and bool((held | self._met(controller)).all()):
+            if may_look and bool((held | self._met(controller)).all()):
                 break
-            bracket = self._narrowed(on_gpu, controller, bracket, number, held)
+            bracket = self._narrowed(state.r.is_cuda, controller, bracket, number, held)
         return True
 
     def _met(self, controller: Controller) -> Tensor:
@@ -212,26 +211,29 @@ class ExactBudget(Rule):
     def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
         """Where weights move so fast that the last step missed, count the moved ones and correct at once.
 
-        Only on the CPU, where looking costs nothing. A GPU corrects in the next step.
+        Only where looking costs nothing; elsewhere the next step corrects.
         """
         state = controller.state
-        if state.r.is_cuda or (hold is not None and bool(hold)):
+        if not controller.may_look() or (hold is not None and bool(hold)):
             return False
         before = ramp_share(state.step - 1, controller.ramp_steps).to(state.r.dtype)
-        if self._is_met(self._error(controller.sparsity(), before)):
+        missed = self._error(controller.sparsity(), before).amax().abs()
+        calm = bool(torch.maximum(missed, state.drift) <= self.tolerance)
+        state.drift.copy_(missed)
+        if calm:
             return False
-        for _ in range(self.passes):
+        for number in range(self.passes):
             recount()
             error = self._error(controller.sparsity(), controller.share())
-            if self._is_met(error):
+            missed = error.amax().abs()
+            if number == 0:
+                state.drift.copy_(missed)
+            if bool(missed <= self.tolerance):
                 break
             room = controller.room()
             shift = self._restoring(room, error).expand_as(room.r)
             state.r.add_(controller.within(room, shift)).clamp_min_(0.0)
         return True
-
-    def _is_met(self, error: Tensor) -> bool:
-        return bool(error.amax().abs() <= self.tolerance)
 
 
 def project(gradient: Tensor, slopes: Tensor, error: Tensor) -> Tensor:

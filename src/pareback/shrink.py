@@ -40,6 +40,7 @@ def shrink(weight: Tensor, threshold: Tensor | float, exponent: float) -> Tensor
     """
     wide = weight.to(compute_dtype(weight.dtype))
     magnitude = wide.abs()
+    threshold = torch.as_tensor(threshold, dtype=wide.dtype, device=wide.device)
     # `where` on the comparison: multiplying by a mask would leave −0.0 and spread NaN.
     pruned = magnitude < threshold
     if exponent == math.inf:
@@ -47,13 +48,13 @@ def shrink(weight: Tensor, threshold: Tensor | float, exponent: float) -> Tensor
     if exponent == 1.0:
         left = magnitude - threshold
     elif exponent == 3.0 and wide.dtype == torch.float32:
-        left = _cubic(magnitude, torch.as_tensor(threshold, dtype=torch.float32, device=wide.device))
+        left = _cubic(magnitude, threshold)
     else:
         left = (1.0 - (threshold / magnitude) ** exponent) ** (1.0 / exponent) * magnitude
-    # |w| = 0 has no magnitude to keep, whatever the threshold.
-    nothing = pruned.logical_or_(magnitude == 0)
+        left = torch.where(threshold == 0, magnitude, left)
     zero = torch.zeros((), dtype=wide.dtype, device=wide.device)
-    return torch.where(nothing, zero, torch.copysign(left, wide)).to(weight.dtype)
+    result = torch.where(pruned.logical_or_(left == 0), zero, torch.copysign(left, wide)).to(weight.dtype)
+    return result if wide is weight else result.add_(0.0)  # half precision may have underflowed to −0.0
 
 
 def _cubic(magnitude: Tensor, threshold: Tensor) -> Tensor:
@@ -142,7 +143,8 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         weight, pruned, r = ctx.saved_tensors
-        return grads[0], threshold_pull(pruned, weight, grads[0]) / r, None, None
+        pull = threshold_pull(pruned, weight, grads[0])
+        return grads[0], pull / r.clamp_min(torch.finfo(r.dtype).tiny), None, None  # at r = 0 nothing is pruned
 
 
 def straight_through(weight: Tensor, r: Tensor, spread: Tensor, exponent: float = math.inf) -> Tensor:

@@ -76,7 +76,7 @@ def _shrunk(w, threshold, KIND: tl.constexpr):  # type: ignore[no-untyped-def]  
     if KIND == 0:
         return tl.where(pruned, 0.0, w)
     left = magnitude - threshold if KIND == 1 else _cubic(magnitude, threshold)
-    return tl.where(pruned | (magnitude == 0.0), 0.0, tl.where(w < 0.0, -left, left))
+    return tl.where(pruned | (left == 0.0), 0.0, tl.where(w < 0.0, -left, left))
 
 
 @triton.jit
@@ -166,6 +166,7 @@ def _counts_kernel(  # type: ignore[no-untyped-def]
     latent = stored.to(tl.float32)
     threshold, edge = tl.load(thresholds + tensor), tl.load(edges + tensor)
     pruned = _shrunk(latent, threshold, KIND).to(TYPE)
+    pruned = tl.where(pruned == 0.0, 0.0, pruned).to(TYPE)  # half precision may have underflowed to −0.0
     if PRUNE:
         tl.store(latents, stored, mask=real)
         tl.store(weights, pruned, mask=real)
@@ -195,7 +196,8 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     real = tl.arange(0, BLOCK) < left
     results = _elements(table, tensor, start, TYPE, BLOCK)
     latent = tl.load(_elements(table + count, tensor, start, TYPE, BLOCK), mask=real, other=0.0).to(tl.float32)
-    tl.store(results, _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE), mask=real)
+    pruned = _shrunk(latent, tl.load(thresholds + tensor), KIND).to(TYPE)
+    tl.store(results, tl.where(pruned == 0.0, 0.0, pruned).to(TYPE), mask=real)
 
 
 @triton.jit

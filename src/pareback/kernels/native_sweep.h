@@ -33,8 +33,8 @@ inline Vec load(const uint16_t* p) {  // bfloat16 is the upper half of a float
 inline void store(uint16_t* p, Vec v) {  // round to nearest, ties to even; NaN stays NaN
   const Unsigned bits = bits_as<Unsigned>(v);
   const Unsigned rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const Int nan = (v != v);
-  const Unsigned chosen = nan ? (Unsigned{} + 0x7FC0u) : rounded;
+  const Int nan = (v != v), nothing = bits_as<Int>(rounded << 17) == 0;  // −0.0 is stored as 0.0
+  const Unsigned chosen = nan ? (Unsigned{} + 0x7FC0u) : nothing ? Unsigned{} : rounded;
   const Half h = __builtin_convertvector(chosen, Half);
   std::memcpy(p, &h, sizeof h);
 }
@@ -66,7 +66,7 @@ inline Vec shrunk(Vec w, float threshold) {
   const Vec left = kind == kSoft ? magnitude - threshold : cubic(magnitude, threshold);
   const Int sign = bits_as<Int>(w) & static_cast<int32_t>(0x80000000u);
   const Vec with_sign = bits_as<Vec>((bits_as<Int>(left) & 0x7FFFFFFF) | sign);
-  return (pruned | (magnitude == 0.0f)) ? zero : with_sign;
+  return (pruned | (left == 0.0f)) ? zero : with_sign;
 }
 
 template <typename Element>
