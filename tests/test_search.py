@@ -334,9 +334,7 @@ Problem = tuple[list[Tensor], list[Limit], list[Bounds], list[float]]
 
 
 @st.composite
-def problems(
-    draw: st.DrawFn, values: st.SearchStrategy[float]
-) -> tuple[list[Tensor], list[Limit], list[Bounds], list[float]]:
+def problems(draw: st.DrawFn, values: st.SearchStrategy[list[float]]) -> Problem:
     """Tensors of 1 to 20 weights, up to three limits that the floors can meet, and learned thresholds."""
     count = draw(st.integers(1, 4))
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))

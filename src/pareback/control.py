@@ -153,7 +153,6 @@ class Controller:
         self.state = state
         self.ramp_steps = ramp_steps
         self.extremes = extremes
-        self.looks = True  #: whether a step may read numbers where that costs nothing; see may_look
         self._fused = Fusing(self._advance)
         like = state.r
         self.sizes = torch.tensor(sizes, dtype=like.dtype, device=like.device)
@@ -177,7 +176,7 @@ class Controller:
 
     def may_look(self) -> bool:
         """Whether a step may read numbers back: on the CPU they are there; elsewhere it would have to wait."""
-        return self.looks and self.state.r.device.type == "cpu"
+        return self.state.r.device.type == "cpu"
 
     def share(self) -> Tensor:
         """Return how much of the goal is asked for at the present step."""

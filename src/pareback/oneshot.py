@@ -10,7 +10,7 @@ from torch import nn
 
 from .blueprint import draw_up
 from .goal import Budget, Fixed, Goal
-from .mount import check_shrink
+from .options import check_shrink
 from .report import Known, Report, report_on
 from .search import landed
 from .selection import MIN_SIZE

@@ -12,7 +12,7 @@ from torch import nn
 from .blueprint import Blueprint, draw_up
 from .cost import Limit, unreachable
 from .goal import Budget, Fixed, Goal
-from .mount import check_shrink
+from .options import check_shrink
 from .report import percent, table
 from .search import counter
 from .selection import MIN_SIZE
