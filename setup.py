@@ -1,4 +1,4 @@
-"""Builds the CPU kernels; everything else is in pyproject.toml. Without a compiler the package installs all the same."""
+"""Builds the CPU kernels; the rest is in pyproject.toml. Without a compiler the package installs all the same."""
 
 import sys
 

@@ -137,7 +137,7 @@ BAD: dict[str, Case] = {
     # optimizers
     "parameter missing from the optimizer": Case(
         ValueError,
-        r"'2.weight' would be pruned but is in no optimizer.*Add it to the optimizer, or leave it out with exclude=\['2.weight'\]",
+        r"'2.weight' would be pruned but is in no optimizer.*Add it to the optimizer, or .*exclude=\['2.weight'\]",
         optimizer=first_layer,
     ),
     "LBFGS": Case(
@@ -314,7 +314,7 @@ def test_a_failed_construction_claims_nothing() -> None:
     model = mlp()
     optimizer = sgd(model)
     for goal, options in ((GOAL, {}), (pb.Budget(flops=0.5), {}), (pb.Fixed(0.5), {"threshold_lr": -1})):
-        with pytest.raises(ValueError, match="total_steps|example_inputs|threshold_lr"):
+        with pytest.raises(ValueError, match=r"total_steps|example_inputs|threshold_lr"):
             pb.Pruner(model, optimizer, goal, **options)  # type: ignore[arg-type]
     pb.Pruner(model, optimizer, pb.Fixed(0.5)).finish()
 
@@ -326,7 +326,7 @@ def test_functions_answer_misspelt_options_too(function: Callable[..., Any]) -> 
     before = bits(model)
     with pytest.raises(TypeError, match=rf"{function.__name__} has no option 'includ'. Did you mean 'include'\?"):
         function(model, GOAL, includ="*")
-    with pytest.raises(ValueError, match="shrink='hrd' is not known.*Did you mean 'hard'"):
+    with pytest.raises(ValueError, match=r"shrink='hrd' is not known.*Did you mean 'hard'"):
         function(model, GOAL, shrink="hrd")
     with pytest.raises((TypeError, ValueError), match=r"is not a goal. Write pb.Budget|needs a goal .*: pb.Budget"):
         function(model, 0.9)

@@ -289,7 +289,7 @@ def test_every_unreachable_limit_is_named() -> None:
 
 def test_layer_density_can_make_a_budget_unreachable() -> None:
     """A minimum of 30 % in every tensor contradicts 80 % sparsity, and the message names layer_density."""
-    with pytest.raises(ValueError, match="allows 240 non-zero pruned weights, but 360 is the least.*layer_density"):
+    with pytest.raises(ValueError, match=r"allows 240 non-zero pruned weights, but 360 is the least.*layer_density"):
         pb.Pruner(
             (model := nn.Linear(40, 30)),
             torch.optim.SGD(model.parameters()),

@@ -1,6 +1,8 @@
-"""Every tensor very sparse or very dense: the choice by brute force over all splits, and an exact budget that ends so."""
+"""Every tensor very sparse or very dense: the choice against all splits, and an exact budget that ends so."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -132,9 +134,9 @@ def test_exact_budget_ends_outside_the_extremes(ramp: float, sparsity: float, ex
     """After training every tensor is at most s_l or at least s_u sparse, and the limit holds to the weight."""
     torch.manual_seed(0)
     widths = [40, 60, 50, 40, 10]
-    model = nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
     report = train(model, pb.Budget(sparsity=sparsity, extremes=extremes), 60, ramp)
-    sizes = [a * b for a, b in zip(widths, widths[1:], strict=False)]
+    sizes = [a * b for a, b in pairwise(widths)]
     nonzeros = [int(layer.weight.count_nonzero()) for layer in model]
     for kept, size in zip(nonzeros, sizes, strict=True):
         assert kept >= size * (1 - extremes[0]) - 1e-9 or kept <= size * (1 - extremes[1]) + 1e-9

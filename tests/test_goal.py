@@ -11,7 +11,6 @@ import pytest
 import pareback as pb
 from pareback.goal import Amount, amount, exact
 
-
 # ---------------------------------------------------------------- quantities
 
 
@@ -127,14 +126,14 @@ def test_sparsity_out_of_range(sparsity: float) -> None:
 def test_sparsity_of_another_type(sparsity: object) -> None:
     """A sparsity is a number."""
     for goal in (pb.Fixed, pb.Budget):
-        with pytest.raises(TypeError, match="is not a number. Write the fraction"):
+        with pytest.raises(TypeError, match=r"is not a number. Write the fraction"):
             goal(sparsity=sparsity)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sparsity", [float("nan"), float("inf")])
 def test_sparsity_must_be_finite(sparsity: float) -> None:
     """NaN compares false with everything and still does not pass."""
-    with pytest.raises(ValueError, match="is not finite. Write the fraction"):
+    with pytest.raises(ValueError, match=r"is not finite. Write the fraction"):
         pb.Fixed(sparsity=sparsity)
 
 
@@ -161,9 +160,9 @@ def test_unconstrained_refuses_what_makes_no_sense() -> None:
         pb.Unconstrained(weight=-1.0)
     with pytest.raises(ValueError, match=r"cost='param' is not known. Write one of 'params', 'flops', 'mean'"):
         pb.Unconstrained(cost="param")
-    with pytest.raises(TypeError, match="weight='10' is not a number. Write λ"):
+    with pytest.raises(TypeError, match=r"weight='10' is not a number. Write λ"):
         pb.Unconstrained(weight="10")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="weight=inf is not finite. Write λ"):
+    with pytest.raises(ValueError, match=r"weight=inf is not finite. Write λ"):
         pb.Unconstrained(weight=float("inf"))
 
 
@@ -200,7 +199,7 @@ def test_budget_choices(option: str, value: str) -> None:
 def test_plain_average_belongs_to_the_penalties() -> None:
     """The paper's budget-avg has no exact form: a limit counts weights."""
     assert pb.Budget(sparsity=0.5, enforce="hinge", average="mean").average == "mean"
-    with pytest.raises(ValueError, match="average='mean' belongs to the penalties. Add enforce='squared' or 'hinge'"):
+    with pytest.raises(ValueError, match=r"average='mean' belongs to the penalties. Add enforce='squared' or 'hinge'"):
         pb.Budget(sparsity=0.5, average="mean")
 
 
@@ -214,7 +213,7 @@ def test_pairs(option: str) -> None:
     for value in ((0.9, 0.1), (-0.1, 0.5), (0.5, 1.1)):
         with pytest.raises(ValueError, match=rf"{option}=.* is out of order or range. Write a pair \("):
             pb.Budget(sparsity=0.5, **{option: value})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="is not a number. Write a pair"):
+    with pytest.raises(TypeError, match=r"is not a number. Write a pair"):
         pb.Budget(sparsity=0.5, **{option: ("a", "b")})  # type: ignore[arg-type]
 
 
@@ -228,7 +227,7 @@ def test_pairs_show_their_own_names() -> None:
 
 def test_layer_density_may_not_empty_every_tensor() -> None:
     """A maximum of zero leaves nothing."""
-    with pytest.raises(ValueError, match="leaves every tensor empty. Write a max above 0"):
+    with pytest.raises(ValueError, match=r"leaves every tensor empty. Write a max above 0"):
         pb.Budget(sparsity=0.5, layer_density=(0.0, 0.0))
 
 
@@ -240,9 +239,9 @@ def test_weight_is_one_number_or_one_per_limit() -> None:
     for weight in ({"params": 1.0}, {"params": 1.0, "flop": 1.0}, {"params": 1.0, "flops": 1.0, "bytes": 1.0}):
         with pytest.raises(ValueError, match="must name each limit once: params, flops"):
             pb.Budget(params=0.5, flops=0.5, weight=weight)
-    with pytest.raises(ValueError, match="is negative. Write λ >= 0"):
+    with pytest.raises(ValueError, match=r"is negative. Write λ >= 0"):
         pb.Budget(params=0.5, flops=0.5, weight={"params": 1.0, "flops": -1.0})
-    with pytest.raises(TypeError, match="weight='1' is not a number. Write λ"):
+    with pytest.raises(TypeError, match=r"weight='1' is not a number. Write λ"):
         pb.Budget(params=0.5, weight="1")  # type: ignore[arg-type]
 
 
@@ -274,5 +273,5 @@ def test_misspelt_options_are_answered_with_the_right_one(goal: type, wrong: str
 
 def test_an_option_unlike_any_is_answered_with_the_list() -> None:
     """Where nothing is near, all options are shown."""
-    with pytest.raises(TypeError, match="Fixed has no option 'zzz'. It takes 'sparsity', 'bound'"):
+    with pytest.raises(TypeError, match=r"Fixed has no option 'zzz'. It takes 'sparsity', 'bound'"):
         pb.Fixed(zzz=1)  # type: ignore[call-arg]

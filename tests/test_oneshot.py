@@ -182,7 +182,7 @@ def test_what_cannot_be_met_is_refused_and_leaves_the_model() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match="'0.weight' contains NaN"):
+    with pytest.raises(ValueError, match=r"'0.weight' contains NaN"):
         pb.prune_(model, pb.Fixed(0.5))
     assert int(model[0].weight.count_nonzero()) == 2000
 

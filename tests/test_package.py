@@ -170,7 +170,7 @@ def test_kernels_know_only_the_pure_functions() -> None:
 
 
 def test_the_core_needs_torch_and_safetensors_alone() -> None:
-    """Down to the report nothing but torch, safetensors and the standard library is imported, not even within functions.
+    """Down to the report only torch, safetensors and the standard library are imported, even within functions.
 
     Triton comes with torch where there is a GPU, and the fused kernels are only looked at if it is there.
     """

@@ -591,7 +591,7 @@ def test_prune_a_copy_to_the_same_counts() -> None:
     assert pruner.prune_(average) is average
     assert {k: nonzeros(average)[k] for k in pruner.names} == {k: nonzeros(model)[k] for k in pruner.names}
     assert nonzeros(average)["4.weight"] == 500
-    with pytest.raises(ValueError, match="'2.weight' is not in the model given. Give a copy of the pruned model"):
+    with pytest.raises(ValueError, match=r"'2.weight' is not in the model given. Give a copy of the pruned model"):
         pruner.prune_(nn.Sequential(nn.Linear(50, 40)))
 
 

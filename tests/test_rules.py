@@ -474,7 +474,7 @@ def test_limits_that_nothing_moves_change_nothing() -> None:
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), n=st.integers(2, 5), limits=st.integers(1, 3))
 def test_descending_a_projected_gradient_uses_up_no_binding_limit(data: st.DataObject, n: int, limits: int) -> None:
-    """For any gradient the tightest limit's sparsity stays and nothing grows; of two limits, a near one is not used up."""
+    """The tightest limit's sparsity stays and no gradient grows; of two limits, a near one is not used up."""
     number = st.floats(-3.0, 3.0).map(lambda x: round(x, 2))
     positive = st.floats(0.05, 1.0).map(lambda x: round(x, 2))
     gradient = vector(*data.draw(st.lists(number, min_size=n, max_size=n)))

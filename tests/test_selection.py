@@ -132,13 +132,13 @@ def test_a_pattern_that_matches_nothing_is_answered_with_the_nearest_name(option
 
 def test_a_pattern_unlike_any_name_is_answered_with_the_names() -> None:
     """Where nothing is near, the model's parameters are listed."""
-    with pytest.raises(ValueError, match="The model's parameters are '0.weight', '0.bias'"):
+    with pytest.raises(ValueError, match=r"The model's parameters are '0.weight', '0.bias'"):
         select(nn.Sequential(nn.Linear(40, 25)), include="zzzzzzzzzzz")
 
 
 def test_one_bad_pattern_among_good_ones_is_named() -> None:
     """Every pattern has to match something."""
-    with pytest.raises(ValueError, match="'9.weight' matches no parameter"):
+    with pytest.raises(ValueError, match=r"'9.weight' matches no parameter"):
         select(nn.Sequential(nn.Linear(40, 25)), include=["0.weight", "9.weight"])
 
 
@@ -178,5 +178,5 @@ def test_non_finite_weights_are_named(value: float) -> None:
     check_finite(select(model))
     with torch.no_grad():
         model[1].weight[3, 4] = value
-    with pytest.raises(ValueError, match="'1.weight' contains NaN or infinity. Initialise or load finite weights"):
+    with pytest.raises(ValueError, match=r"'1.weight' contains NaN or infinity. Initialise or load finite weights"):
         check_finite(select(model))
