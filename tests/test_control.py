@@ -347,11 +347,17 @@ def test_extremes_bound_tensors_after_the_ramp_only() -> None:
 
 
 def test_everything_follows_the_model_to_its_device() -> None:
-    """State and bounds move together."""
-    controller = controller_of(Given(0.0), state_of([1.0]))
+    """State, bounds, extremes and what the rule holds move together."""
+    share = torch.tensor([[1.0]], dtype=torch.float64)
+    extremes = Extremes(0.2, 0.8, share, vector(0.3), vector(100.0))
+    controller = controller_of(Given(0.0), state_of([1.0]), extremes=extremes)
     controller.to(torch.device("meta"))
     tensors = [*controller.state.tensors().values(), controller.sizes, controller.least, controller.most]
+    assert controller.extremes is not None
+    tensors += [controller.extremes.shares, controller.extremes.budgets, controller.extremes.sizes]
+    tensors += [value for value in vars(controller.rule).values() if isinstance(value, Tensor)]
     assert {t.device.type for t in tensors} == {"meta"}
+    assert (controller.extremes.low, controller.extremes.high) == (0.2, 0.8)
 
 
 def test_state_names_everything_a_resumed_run_needs() -> None:

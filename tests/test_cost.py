@@ -233,6 +233,9 @@ def test_the_tighter_of_parallel_limits_stays(order: int) -> None:
     tight, loose = limit("sparsity", [1, 1], 10), limit("params", [1, 1], 20, fixed=5)
     across = limit("flops", [1, 2], 12)
     assert set(reduced([tight, across, loose][::order])) == {tight, across}
+    # 12 is more than 10 and 28 too, but 5 are spent already, and a byte is a quarter of a weight.
+    assert reduced([tight, limit("params", [1, 1], 12, fixed=5)][::order])[0].name == "params"
+    assert reduced([tight, limit("bytes", [4, 4], 28)][::order])[0].name == "bytes"
 
 
 def test_reduced_keeps_one_of_many_twins() -> None:

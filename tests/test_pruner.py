@@ -418,17 +418,18 @@ def test_a_shorter_ramp_is_over_sooner() -> None:
 # ---------------------------------------------------------------- gradients
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("straight_through", [True, False])
-def test_straight_through_or_not(straight_through: bool) -> None:
+def test_straight_through_or_not(straight_through: bool, dtype: torch.dtype) -> None:
     """With it every latent weight moves by −lr·g; without it pruned weights get no gradient and stay."""
-    model = mlp()
+    model = mlp(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9), straight_through=straight_through)
     with pruner.latents():
         before = model[0].weight.detach().clone()
     pruned = model[0].weight.detach() == 0
     optimizer.zero_grad()
-    model(torch.randn(8, 50, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+    model(torch.randn(8, 50, generator=torch.Generator().manual_seed(0)).to(dtype)).square().mean().backward()
     gradient = model[0].weight.grad.clone()
     optimizer.step()
     with pruner.latents():
@@ -669,3 +670,108 @@ def test_questions_do_not_take_the_latents_back() -> None:
         pb.inspect(model, pruner)
         assert all(torch.equal(value, dense[name]) for name, value in model.state_dict().items())
     assert nonzeros(model)["0.weight"] == 200
+
+
+def test_state_after_finish_cannot_be_gone_on_from() -> None:
+    """Neither loading into a finished pruner nor loading what one saved."""
+    model, other = mlp(), mlp()
+    finished = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
+    running = pb.Pruner(other, sgd(other), pb.Fixed(0.9))
+    good = running.state_dict()
+    finished.finish()
+    with pytest.raises(RuntimeError, match=r"has finished"):
+        finished.load_state_dict(good)
+    with pytest.raises(ValueError, match=r"saved after finish\(\) and has no latent weights"):
+        running.load_state_dict(finished.state_dict())
+
+
+def test_a_damaged_state_is_refused_before_anything_is_copied() -> None:
+    """Missing parts, missing entries and other shapes are named, and the pruner is as it was."""
+    model = mlp()
+    optimizer = sgd(model)
+    pruner = pb.Pruner(model, optimizer, pb.Unconstrained(), threshold_lr=1.0)
+    state = copy.deepcopy(pruner.state_dict())
+    train(model, optimizer, 2)
+    r = pruner.r()
+    latents, control = state["latents"], state["control"]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"control": None}, "no 'control'"),
+        ({"control": {k: v for k, v in control.items() if k != "r"}}, "no 'r' among its control"),
+        ({"latents": {**latents, "0.weight": torch.zeros(3)}}, r"'0.weight' among the latents .* has shape \(3,\)"),
+        ({"latents": {"0.weight": latents["0.weight"]}}, "no '2.weight' among its latents"),
+    ]
+    for change, says in wrong:
+        with pytest.raises(ValueError, match=says):
+            pruner.load_state_dict({**state, **change})
+        assert torch.equal(pruner.r(), r)
+    pruner.load_state_dict(state)
+    assert not torch.equal(pruner.r(), r)
+
+
+def test_prune_refuses_a_copy_of_another_shape() -> None:
+    """Same names, other sizes: not a copy."""
+    model = mlp()
+    pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
+    other = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 50))
+    with pytest.raises(ValueError, match=r"'0.weight' has another shape in the model given. Give a copy"):
+        pruner.prune_(other)
+
+
+# ---------------------------------------------------------------- GradScaler's two attributes
+
+
+@pytest.mark.parametrize(
+    "goal", [pb.Budget(sparsity=0.8), pb.Fixed(0.8), pb.Unconstrained()], ids=lambda g: type(g).__name__
+)
+def test_a_step_skipped_inside_the_optimizer_moves_no_threshold(goal: Any) -> None:
+    """A fused optimizer is told by found_inf to skip; r, the step counter and the sparsity stay."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    pruner = pb.Pruner(model, optimizer, goal, total_steps=10, ramp=0.5, threshold_lr=1.0)
+    train(model, optimizer, 2)
+    before, weights = pruner.metrics(), copy.deepcopy(model.state_dict())
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.ones(())  # type: ignore[attr-defined]
+    train(model, optimizer, 1)
+    after = pruner.metrics()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    train(model, optimizer, 1)
+    assert int(pruner.metrics()["step"]) == 3
+
+
+def test_scaled_gradients_pull_as_unscaled_ones() -> None:
+    """A fused optimizer gets gradients times grad_scale and divides itself; thresholds see the same pull."""
+    found = []
+    for scale in (None, 64.0):
+        model = mlp(torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        pruner = pb.Pruner(model, optimizer, pb.Unconstrained(1.0, cost="mean"), threshold_lr=1.0)
+        x = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)).double()
+        (model(x).square().mean() * (scale or 1.0)).backward()
+        if scale:
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.zeros(())  # type: ignore[attr-defined]
+        optimizer.step()
+        found.append(torch.cat([pruner.r(), model[0].weight.detach().flatten()]))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- a model that changes its type
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_cast_during_training_stays_pruned(dtype: torch.dtype) -> None:
+    """After model.to(dtype) the latents follow, the next steps prune, and the landing is exact."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9))
+    train(model, optimizer, 2)
+    with pruner.latents():
+        latent = model[0].weight.detach().clone()
+    model.to(dtype)
+    with pruner.latents():
+        torch.testing.assert_close(model[0].weight.detach(), latent.to(dtype), rtol=0.0, atol=0.0)
+    train(model, optimizer, 2)
+    pruner.finish()
+    assert nonzeros(model)["0.weight"] == 200
+    assert model[0].weight.dtype == dtype

@@ -139,3 +139,25 @@ def test_optimizer_families(make: Any, adaptive: bool) -> None:
     """Adam's relatives divide gradients by their size; SGD and LBFGS do not."""
     optimizer = make([nn.Parameter(torch.zeros(2))], lr=0.1)
     assert is_adaptive(optimizer.param_groups[0]) is adaptive
+
+
+def test_a_tensor_in_two_optimizers_is_refused() -> None:
+    """The second would fill the zeros that the first one's step left."""
+    model = mlp()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    with pytest.raises(
+        ValueError, match=r"'0.weight'.* is in more than one of the optimizers.*Let one optimizer move it"
+    ):
+        rates_of(model, first, second)
+
+
+def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
+    """Thresholds follow the learning rate, so there has to be one."""
+
+    class Rateless(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+    model = mlp()
+    with pytest.raises(ValueError, match=r"Rateless has no learning rate \(lr\).*Give it an lr"):
+        rates_of(model, Rateless(model.parameters()))

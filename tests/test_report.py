@@ -133,6 +133,8 @@ def test_a_pruner_says_which_tensors_are_pruned() -> None:
     report = pb.inspect(model, pruner)
     assert [row.name for row in report.rows if row.pruned] == ["0.weight"]
     assert report.pruned_params == 2000
+    by_flops = pb.inspect(model, pruner, torch.zeros(1, 50))
+    assert [row.nonzero_flops for row in by_flops.rows][::2] == [2 * report.rows[0].nonzeros, 4000]
     other = mlp()
     idle = pb.Pruner(other, torch.optim.SGD(other.parameters(), lr=0.1), pb.Fixed(0.0))
     assert pb.inspect(other, idle).pruned_params == 4000

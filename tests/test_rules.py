@@ -66,8 +66,9 @@ def wanted(
     lr: float = 1.0,
     step: int = RAMP,
     ranges: Sequence[Bounds] | None = None,
+    adaptive: bool = False,
 ) -> Tensor:
-    """The move a rule wants for tensors of a million weights each, with a plain gradient step of rate ``lr``.
+    """The move a rule wants for tensors of a million weights each, by a plain gradient step of rate ``lr`` or Adam's.
 
     ``step`` counts from 0 to the end of the ramp at 1000; the move is the one from ``step`` to the next.
     """
@@ -79,7 +80,7 @@ def wanted(
     state = State(r.clone(), r.clone(), ones, 9 * ones, kept.round().long(), band.round().long(), torch.tensor(step))
     spy = Spy(rule)
     controller = Controller(spy, [SIZE] * n, ranges or [Bounds(1, SIZE)] * n, state, RAMP)
-    rates = Rates(lr=lr * ones, multiple=ones, momentum=0 * ones, adaptive=torch.zeros(n, dtype=torch.bool))
+    rates = Rates(lr=lr * ones, multiple=ones, momentum=0 * ones, adaptive=torch.tensor([adaptive] * n))
     pull = 0 * ones if gradient is None else gradient * r
     controller.advance(Moments(SIZE * ones, 9 * ones, pull), rates)
     return spy.wanted
@@ -547,6 +548,18 @@ def test_learning_trades_weights_between_tensors() -> None:
     assert float(move[0]) < 0 < float(move[1])
     along = vector(1.0, 0.0) - slopes * slopes[0] / (slopes @ slopes)
     torch.testing.assert_close(move, -0.01 * along, rtol=1e-4, atol=1e-7)
+
+
+def test_learning_with_adam_stays_on_the_budget() -> None:
+    """Adam gives every threshold a step of the same length, which leaves the tangent; the move is put back onto it."""
+    r = vector(1.0, 2.2)
+    rule = exact([[1, 1]], [0.2])
+    move = wanted(rule, r, [0.8, 0.8], slope=[0.5, 0.5], gradient=vector(1.0, 0.3), lr=0.01, adaptive=True)
+    slopes = 0.5 * sparsity_slope(r)
+    assert float(move @ slopes) == pytest.approx(0.0, abs=1e-8)
+    assert float(move.norm()) > 0.001
+    step = vector(-0.01, 0.01)  # by the signs of the projected gradient
+    torch.testing.assert_close(move, step - slopes * (slopes @ step) / (slopes @ slopes), rtol=1e-4, atol=1e-7)
 
 
 def test_exact_budget_loss_is_the_squared_miss() -> None:

@@ -172,7 +172,7 @@ weights_with_ties = st.lists(st.sampled_from([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 1e
 weights_of_any_size = st.lists(st.floats(-1e6, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     values=st.one_of(weights_with_ties, weights_of_any_size),
     wanted=st.integers(0, 20),
@@ -361,7 +361,7 @@ distinct = st.lists(st.integers(-400, 400).filter(bool), min_size=1, max_size=20
 few_values = st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.25]), min_size=1, max_size=20)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problem=problems(distinct), exponent=st.sampled_from([math.inf, 3.0, 1.0]))
 def test_limits_hold_to_the_weight(problem: Problem, exponent: float) -> None:
     """Random tensors, budgets, ranges and thresholds: no limit is exceeded, one binds, floors hold."""
@@ -369,7 +369,7 @@ def test_limits_hold_to_the_weight(problem: Problem, exponent: float) -> None:
     check_landing(tensors, meet(tensors, limits, ranges, r, exponent), limits, ranges)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problem=problems(few_values), exponent=st.sampled_from([math.inf, 3.0, 1.0]))
 def test_limits_hold_to_the_weight_with_ties(problem: Problem, exponent: float) -> None:
     """The same where most weights are equal or zero."""

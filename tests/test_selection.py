@@ -180,3 +180,24 @@ def test_non_finite_weights_are_named(value: float) -> None:
         model[1].weight[3, 4] = value
     with pytest.raises(ValueError, match=r"'1.weight' contains NaN or infinity. Initialise or load finite weights"):
         check_finite(select(model))
+
+
+def test_lazy_parameters_have_to_be_given_a_shape_first() -> None:
+    """A lazy module says what to do instead of failing on a missing shape."""
+    with pytest.raises(ValueError, match=r"'0.weight', '0.bias' has no shape yet. Run the model once on a batch"):
+        select(nn.Sequential(nn.LazyLinear(40)))
+
+
+@pytest.mark.parametrize("min_size", ["1000", 10.5, True, None])
+def test_min_size_is_a_whole_number(min_size: object) -> None:
+    """Anything else is answered with an example."""
+    with pytest.raises(TypeError, match=r"min_size=.* must be a whole number of elements, such as 1000"):
+        select(nn.Linear(40, 25), min_size=min_size)  # type: ignore[arg-type]
+
+
+def test_a_tied_tensor_answers_to_all_its_names() -> None:
+    """A pattern on the second name of a tie finds the tensor, which keeps its first name."""
+    model = nn.Sequential(nn.Embedding(50, 20), nn.Linear(20, 50), nn.Linear(50, 20))
+    model[1].weight = model[0].weight
+    assert names(model, include="1.weight") == ["0.weight"]
+    assert names(model, exclude="1.weight") == ["2.weight"]

@@ -35,7 +35,7 @@ class Fusing(Generic[P, R]):
             except _REFUSED:  # it had to be compiled anew
                 self._compiled = self._plain
                 return self._plain(*args, **kwargs)
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return self._plain(*args, **kwargs)
         return self._first(*args, **kwargs)
 
