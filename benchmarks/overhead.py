@@ -193,6 +193,7 @@ def training(options: argparse.Namespace) -> list[dict[str, object]]:
     for name in options.models:
         variants = [v for v in VARIANTS if GPU or not v.name.endswith("no graph")]
         made = {v.name: training_step(name, v) for v in variants}
+        print(f"{name}: {len(made)} variants are ready, {options.rounds} rounds follow", flush=True)
         times = interleaved({key: step for key, (step, _) in made.items()}, options.rounds, options.repeats)
         for variant in variants:
             base = BASES[0] if variant.captured or not GPU else BASES[1]

@@ -775,3 +775,17 @@ def test_a_model_cast_during_training_stays_pruned(dtype: torch.dtype) -> None:
     pruner.finish()
     assert nonzeros(model)["0.weight"] == 200
     assert model[0].weight.dtype == dtype
+
+
+@pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.Fixed(0.9)], ids=["budget", "fixed"])
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_layers_that_start_without_any_spread(value: float, goal: Any) -> None:
+    """All weights zero (a residual branch) or equal: training spreads them, thresholds follow, the landing is exact."""
+    model = mlp()
+    nn.init.constant_(model[0].weight, value)
+    optimizer = sgd(model)
+    pruner = pb.Pruner(model, optimizer, goal, total_steps=20, ramp=0.0)
+    train(model, optimizer, 20)
+    assert bool(torch.isfinite(pruner.r()).all())
+    assert pruner.finish().pruned_nonzeros == 400
+    assert nonzeros(model)["0.weight"] >= 2

@@ -301,6 +301,9 @@ def test_goals_weigh_tensors_as_the_paper_does(goal: Any, rows: list[list[int]])
     pruner = pb.Pruner(
         model, optimizer, goal, include=["conv.weight", "out.weight"], example_inputs=torch.zeros(1, 1, 8, 8).double()
     )
+    state = copy.deepcopy(pruner.state_dict())
+    state["control"]["r"] = vector(0.3, 1.4)  # they start equal, where weights do not show
+    pruner.load_state_dict(state)
     shares = [torch.tensor(row, dtype=torch.float64) / sum(row) for row in rows]
     if isinstance(goal, pb.Unconstrained):
         kind, budgets, lambdas = "linear", [0.0], [goal.weight]
@@ -558,7 +561,7 @@ def test_learning_with_adam_stays_on_the_budget() -> None:
     slopes = 0.5 * sparsity_slope(r)
     assert float(move @ slopes) == pytest.approx(0.0, abs=1e-8)
     assert float(move.norm()) > 0.001
-    step = vector(-0.01, 0.01)  # by the signs of the projected gradient
+    step = vector(0.01, -0.01)  # against the signs of the projected gradient
     torch.testing.assert_close(move, step - slopes * (slopes @ step) / (slopes @ slopes), rtol=1e-4, atol=1e-7)
 
 
