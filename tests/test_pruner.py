@@ -382,9 +382,10 @@ def test_other_goals_need_no_total_steps() -> None:
     """Only a ramp has to know how long training takes."""
     for goal in (pb.Fixed(0.9), pb.Unconstrained(), pb.Budget(sparsity=0.9, enforce="squared")):
         model = mlp()
-        pb.Pruner(model, sgd(model), goal).finish()
+        assert pb.Pruner(model, sgd(model), goal).finish().sparsity > 0
     model = mlp()
-    pb.Pruner(model, sgd(model), pb.Budget(sparsity=0.9), ramp=0).finish()
+    report = pb.Pruner(model, sgd(model), pb.Budget(sparsity=0.9), ramp=0).finish()
+    assert report.pruned_nonzeros == report.pruned_params // 10
 
 
 def test_a_pruner_without_a_name_stays_alive() -> None:
@@ -789,3 +790,13 @@ def test_layers_that_start_without_any_spread(value: float, goal: Any) -> None:
     assert bool(torch.isfinite(pruner.r()).all())
     assert pruner.finish().pruned_nonzeros == 400
     assert nonzeros(model)["0.weight"] >= 2
+
+
+def test_the_final_report_of_a_flops_budget_counts_flops() -> None:
+    """What the budget speaks of is in the report: two operations a weight, and half of them left, never more."""
+    model = mlp()
+    example = torch.zeros(1, model[0].in_features)
+    report = pb.Pruner(model, sgd(model), pb.Budget(flops=0.5), ramp=0, example_inputs=example).finish()
+    assert report.total_flops == 2 * sum(layer.weight.numel() for layer in model if isinstance(layer, nn.Linear))
+    assert report.nonzero_flops is not None
+    assert report.total_flops / 2 - 2 < report.nonzero_flops <= report.total_flops / 2

@@ -6,6 +6,7 @@ captured in a CUDA graph and still sees new targets and learning rates when it i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -117,12 +118,12 @@ class View(Room):
         return -rates.lr * rates.multiple * torch.where(rates.adaptive, unbiased / scale, state.velocity)
 
 
-class Rule:
+class Rule(ABC):
     """How one kind of goal moves thresholds. A new one overrides :meth:`move`."""
 
+    @abstractmethod
     def move(self, view: View) -> Tensor:
         """Return the wanted change of every ``r``."""
-        raise NotImplementedError  # pragma: no cover - every rule overrides it
 
     def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
         """Correct the move after counting what it would leave; return whether thresholds may have changed.

@@ -100,7 +100,7 @@ class Mount(Stepping):
         for hooks in self._hooks:
             hooks.remove()
         active.discard(self)
-        self._report = report_on(self.model, self.known())
+        self._report = report_on(self.model, self.known(), self._plan.flops)
         return self._report
 
     def _land_exactly(self) -> None:

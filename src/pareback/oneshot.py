@@ -54,4 +54,4 @@ def prune_(
         landing = blueprint.land(weights, torch.zeros_like(weights.spread), exponent, shards)
         for tensor, value in zip(tensors, landed(tensors, landing, exponent, shards), strict=True):
             tensor.copy_(value)
-    return report_on(model, {id(p): Known() for p in parameters})
+    return report_on(model, {id(p): Known() for p in parameters}, blueprint.flops)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .cost import figure
-from .flops import count_flops
+from .flops import FlopCount, count_flops
 from .selection import plain_names
 from .sharding import local
 from .wording import suggests_options
@@ -189,7 +189,8 @@ def inspect(model: nn.Module, pruner: Mount | None = None, example_inputs: Any =
     >>> report.params, report.sparsity
     (13, 1.0)
     """
-    return report_on(model, None if pruner is None else pruner.known(), example_inputs)
+    flops = None if example_inputs is None else count_flops(model, example_inputs)
+    return report_on(model, None if pruner is None else pruner.known(), flops)
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,8 @@ class Known:
     predicted: float | None = None
 
 
-def report_on(model: nn.Module, pruned: Mapping[int, Known] | None, example_inputs: Any = None) -> Report:
+def report_on(model: nn.Module, pruned: Mapping[int, Known] | None, flops: FlopCount | None = None) -> Report:
     """Report on a model whose ``pruned`` parameters are given by id, or are to be found out."""
-    flops = None if example_inputs is None else count_flops(model, example_inputs)
     spent = {} if flops is None else {id(p): flops.per_parameter[n] for n, p in model.named_parameters()}
     rows = []
     for name, parameter in plain_names(model).items():
