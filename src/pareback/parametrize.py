@@ -115,12 +115,6 @@ class ParametrizedPruner(Mount):
     def _counts_for_report(self) -> bool:
         return not self.finished
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state, thresholds in the model included; see :meth:`Mount.load_state_dict`."""
-        super().load_state_dict(state)
-        for pruned, threshold in zip(self._pruned, self._controller.state.threshold.unbind(), strict=True):
-            pruned.threshold.copy_(threshold)
-
     def _loaded(self) -> None:
         super()._loaded()
         for pruned, threshold in zip(self._pruned, self._controller.state.threshold, strict=True):
