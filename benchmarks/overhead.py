@@ -3,16 +3,19 @@
     python benchmarks/overhead.py training                       # the model for this machine
     python benchmarks/overhead.py training --models wrn-16-8 resnet-50 encoder --out results/overhead-h200.json
     python benchmarks/overhead.py scaling --weights 1M 10M 100M  # the optimizer's step alone, by number of weights
+    python benchmarks/overhead.py profile                        # its kernels on a GPU, beside what memory allows
 
 Every round times each variant in turn, so that a busy machine disturbs them alike. The tables show medians over rounds
 and ratios within rounds. On a GPU the model is compiled, runs in bfloat16 and channels_last, and the whole step,
-pruning included, is one CUDA graph; variants that no graph can capture are timed without one, against a dense step
-without one.
+pruning included, is one CUDA graph, beside a graph of the dense step of the same model; the row "dense" has two such
+graphs that do the same and shows the error. Variants that no graph can capture are timed without one, against a dense
+step without one.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import platform
@@ -102,7 +105,6 @@ VARIANTS = [
     Variant("pareback, parametrized", pruner(pb.Budget(sparsity=SPARSITY), pb.ParametrizedPruner), captured=False),
     Variant("torch.nn.utils.prune", torch_prune, captured=False),
 ]
-BASES = ("dense", "dense, no graph")
 
 
 # -- timing ----------------------------------------------------------------------------------------------------------
@@ -125,11 +127,23 @@ def timed(step: Step, repeats: int) -> float:
     return start.elapsed_time(end) / 1e3 / repeats
 
 
+@functools.cache
+def graph_memory() -> tuple[object, object]:
+    """Return the memory that all graphs share, and a graph that keeps it.
+
+    Each graph writes before it reads, so they do not disturb each other.
+    """
+    pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        torch.ones(1, device=DEVICE)
+    return pool, graph
+
+
 def captured(step: Step) -> Step:
     """Record a step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+    with torch.cuda.graph(graph, pool=graph_memory()[0], stream=torch.cuda.current_stream()):
         step()
 
     def replay(keeps_alive: Step = step) -> None:  # what the graph works on
@@ -139,11 +153,19 @@ def captured(step: Step) -> Step:
 
 
 def interleaved(steps: dict[str, Step], rounds: int, repeats: int) -> dict[str, list[float]]:
-    """Time every step in turn, round after round."""
+    """Time every step in turn, round after round.
+
+    Rounds start at different steps, and a step runs untimed first: a processor near its power limit is slower after
+    hard work than after easy work.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(timed(step, repeats))
+    names = list(steps)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if GPU:
+                timed(steps[name], repeats)
+            times[name].append(timed(steps[name], repeats))
     return times
 
 
@@ -154,63 +176,92 @@ def ratio(times: list[float], base: list[float]) -> float:
 # -- a whole training step -------------------------------------------------------------------------------------------
 
 
-def training_step(name: str, variant: Variant) -> tuple[Step, dict[str, object]]:
+@dataclass
+class Made:
+    """A variant that is ready to run."""
+
+    step: Step
+    facts: dict[str, object]
+    base: Step | None = None  #: the dense step of the very same model, as a graph of its own
+
+
+def training_step(name: str, variant: Variant) -> Made:
     """Return one training step of a model with a variant of pruning attached, and what it keeps in memory."""
     torch.manual_seed(0)
     gc.collect()
     before = torch.cuda.memory_allocated() if GPU else 0
-    if GPU:
-        torch.cuda.reset_peak_memory_stats()
     model, x, y = MODELS[name](DEVICE)
     weights = sum(p.numel() for p in model.parameters() if p.ndim >= 2 and p.numel() >= 1000)
     model = model.to(DEVICE, memory_format=torch.channels_last)
-    net = torch.compile(model) if GPU and variant.captured else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
-    after = variant.attach(model, optimizer)
+    in_graph = GPU and variant.captured
+    net = torch.compile(model) if in_graph else model
 
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
-            loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        after()
+    def ready(optimizer: torch.optim.Optimizer, after: Step) -> Step:
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+                loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            after()
 
-    for _ in range(3):
-        step()
-    run = captured(step) if GPU and variant.captured else step
-    run()
+        for _ in range(3):
+            step()
+        run = captured(step) if in_graph else step
+        run()
+        return run
+
+    def sgd() -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4, fused=True)
+
+    # Two copies of one model differ by up to a tenth in speed on a GPU, so each variant brings its own dense step.
+    base_optimizer = sgd()
+    base = ready(base_optimizer, lambda: None) if in_graph else None
+    if GPU:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before += 4 * sum(p.numel() for p in model.parameters()) if base is not None else 0  # the base's momentum
+    optimizer = sgd()
+    step = ready(optimizer, variant.attach(model, optimizer))
     facts: dict[str, object] = {"model": name, "variant": variant.name, "pruned_weights": weights}
     if GPU:
         torch.cuda.synchronize()
         facts["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-    return run, facts
+    return Made(step, facts, base)
 
 
 def training(options: argparse.Namespace) -> list[dict[str, object]]:
     """Measure every variant of every model."""
     rows = []
     for name in options.models:
+        torch._dynamo.reset()  # the compiler gives up on code it has compiled eight times
         variants = [v for v in VARIANTS if GPU or not v.name.endswith("no graph")]
+        training_step(name, VARIANTS[0])  # what is set up once, such as cuDNN's choices, belongs to no variant
         made = {v.name: training_step(name, v) for v in variants}
         print(f"{name}: {len(made)} variants are ready, {options.rounds} rounds follow", flush=True)
-        times = interleaved({key: step for key, (step, _) in made.items()}, options.rounds, options.repeats)
+        steps: dict[str, Step] = {}
+        for key, one in made.items():
+            if one.base is not None:
+                steps[f"dense, the same model as {key}"] = one.base
+            steps[key] = one.step
+        times = interleaved(steps, options.rounds, options.repeats)
         for variant in variants:
-            base = BASES[0] if variant.captured or not GPU else BASES[1]
+            own = f"dense, the same model as {variant.name}"
+            base = own if own in times else "dense, no graph" if GPU else "dense"
             found = times[variant.name]
             extra = statistics.median(a - b for a, b in zip(found, times[base], strict=True))
-            facts = made[variant.name][1]
+            facts = made[variant.name].facts
             rows.append(
                 {
                     **facts,
                     "milliseconds": round(1e3 * statistics.median(found), 3),
+                    "dense_milliseconds": round(1e3 * statistics.median(times[base]), 3),
                     "ratio": ratio(found, times[base]),
-                    "to": base,
                     "added_us_per_million": round(1e12 * extra / float(str(facts["pruned_weights"])), 2),
                 }
             )
             print(rows[-1], flush=True)
-        del made
+        del made, steps
     return rows
 
 
@@ -274,9 +325,54 @@ def scaling(options: argparse.Namespace) -> list[dict[str, object]]:
     return rows
 
 
+# -- where the time of a step goes -----------------------------------------------------------------------------------
+
+
+def bandwidth() -> float:
+    """Return the bytes per second that a plain copy moves, read and written."""
+    one, other = torch.empty(2, 2**26, device=DEVICE).unbind()
+    step = captured(lambda: other.copy_(one))
+    step()
+    return 2 * 4 * 2**26 / statistics.median(timed(step, 20) for _ in range(9))
+
+
+def profile(options: argparse.Namespace) -> list[dict[str, object]]:
+    """List the kernels that pruning adds to the optimizer's step of a model, on a GPU."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    if not GPU:
+        raise SystemExit("A profile of kernels needs a GPU.")
+    speed = bandwidth()
+    rows: list[dict[str, object]] = [{"copy_terabytes_per_second": round(speed / 1e12, 3)}]
+    model = MODELS[options.models[0]](DEVICE)[0]
+    weights = sum(p.numel() for p in model.parameters() if p.ndim >= 2 and p.numel() >= 1000)
+    floor = {"bytes_per_weight": 20, "floor_us": round(20 * weights / speed * 1e6, 1)}
+    rows.append({"model": options.models[0], "pruned_weights": weights, **floor})
+    for name, goal in GOALS.items():
+        torch.manual_seed(0)
+        model = MODELS[options.models[0]](DEVICE)[0].to(DEVICE, memory_format=torch.channels_last)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p) * 1e-4
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(1e-3).to(DEVICE), momentum=0.9, fused=True)
+        if goal is not None:
+            pb.Pruner(model, optimizer, goal, ramp=0)
+        for _ in range(3):
+            optimizer.step()
+        with profiled(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(10):
+                optimizer.step()
+            torch.cuda.synchronize()
+        kernels = {e.key[:80]: round(e.device_time_total / 10, 2) for e in found.key_averages() if e.device_time_total}
+        captured_us = 1e6 * statistics.median(timed(captured(optimizer.step), options.repeats) for _ in range(9))
+        rows.append({"variant": name, "captured_us": round(captured_us, 1), "kernels_us": kernels})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["training", "scaling"])
+    parser.add_argument("part", choices=["training", "scaling", "profile"])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["wrn-16-8" if GPU else "wrn-16-2"])
     parser.add_argument("--weights", nargs="+", default=["1M", "10M"], help="such as 10M or 1G")
     parser.add_argument(
@@ -290,7 +386,7 @@ def main() -> None:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
         torch.cuda.set_stream(torch.cuda.Stream())  # a graph cannot be captured on the default stream
-    rows = {"training": training, "scaling": scaling}[options.part](options)
+    rows = {"training": training, "scaling": scaling, "profile": profile}[options.part](options)
     if options.out is not None:
         machine = (
             torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

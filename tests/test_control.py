@@ -198,12 +198,12 @@ def test_advance_moves_r_and_takes_over_the_spread() -> None:
     controller = controller_of(Given(0.05), state_of([1.0]))
     thresholds, edges = controller.advance(moments_of(1, square=400.0, peak=7.0), SGD)
     assert torch.equal(thresholds, controller.thresholds())
-    assert torch.equal(edges, controller.edges(thresholds))
+    assert torch.equal(edges, controller.ends()[1])
     assert controller.state.r.tolist() == pytest.approx([1.05])
     assert controller.state.spread.tolist() == [2.0]
     assert controller.state.peak.tolist() == [7.0]
     assert controller.thresholds().tolist() == pytest.approx([2.1])
-    assert controller.edges(controller.thresholds()).tolist() == pytest.approx([2.1 + BAND * 2.0])
+    assert controller.ends()[1].tolist() == pytest.approx([2.1 + BAND * 2.0])
 
 
 def test_r_stays_non_negative() -> None:

@@ -91,17 +91,17 @@ def test_pruned_weights_are_the_same_bits(by: ModuleType, device: str, dtype: to
 def test_a_step_is_the_same(
     by: ModuleType, device: str, dtype: torch.dtype, exponent: float, straight_through: bool
 ) -> None:
-    """Pruning, an edit, and restoring leave the same weights, latents, gradients, counts and moments."""
+    """Pruning, an edit, and adopting it leave the same weights, latents, gradients, counts and moments."""
     if not _supports(by, dtype):
         return
     outcomes = []
     for implementation in (by, reference):
         weights = _weights(dtype, device)
-        latents = [torch.zeros_like(w) for w in weights]
+        latents = [w.clone() for w in weights]
         thresholds, edges = _bounds(len(weights), device)
         counts = implementation.prune_(weights, latents, thresholds, edges, exponent)
         recount = implementation.count(latents, thresholds, edges, exponent)
-        assert all(torch.equal(a, b) for a, b in zip(counts, recount, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(counts, (thresholds, *recount), strict=True))
         for w in weights:
             w.view(-1)[:1].fill_(7.0) if w.is_contiguous() else w[0, 0].fill_(7.0)
         grads: list[Tensor | None] = [
@@ -111,7 +111,7 @@ def test_a_step_is_the_same(
         grads = [torch.randn(w.shape).to(w) * 1.0 for w in weights]
         grads[-1] = torch.empty_like(weights[-1]).copy_(grads[-1])  # type: ignore[arg-type]
         grads[3] = None
-        moments = implementation.restore_(weights, latents, grads, thresholds, exponent, straight_through)
+        moments = implementation.adopt_(weights, latents, grads, thresholds, exponent, straight_through)
         outcomes.append((weights, latents, [g for g in grads if g is not None], counts, moments))
     mine, theirs = outcomes
     for one, other in zip(mine[0] + mine[1] + mine[2], theirs[0] + theirs[1] + theirs[2], strict=True):

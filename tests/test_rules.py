@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import pareback as pb
 from pareback.blueprint import draw_up
-from pareback.control import BAND, STRIDE, Controller, Rates, Rule, State, View
+from pareback.control import BAND, STRIDE, Controller, Ends, Rates, Rule, State, View
 from pareback.cost import Bounds, Limit
 from pareback.kernels import Moments, count
 from pareback.rules import GAIN, NEAR, ExactBudget, GaussianBound, Penalty, SearchedBound, project
@@ -110,7 +110,9 @@ def test_search_moves_by_newton() -> None:
     assert wanted(rule, vector(1.0, 1.0), [0.85, 0.2], slope=[0.5, 0.5]).tolist() == pytest.approx([0.1, STRIDE])
 
 
-def searched(tensors: list[Tensor], keep: list[int], r: Sequence[float], rounds: int = 1) -> Controller:
+def searched(
+    tensors: list[Tensor], keep: list[int], r: Sequence[float], rounds: int = 1, looking: bool = True
+) -> Controller:
     """Refine from ``r``, as often as there are steps, and return the controller that counted."""
     sizes = [t.numel() for t in tensors]
     spread = torch.stack([t.square().mean().sqrt() for t in tensors])
@@ -121,14 +123,14 @@ def searched(tensors: list[Tensor], keep: list[int], r: Sequence[float], rounds:
     rule = SearchedBound(keep, sizes, spread)
     controller = Controller(rule, sizes, [Bounds(1, n) for n in sizes], state, 0)
 
-    def recount() -> None:
-        at = controller.thresholds()
-        nonzero, band = count(tensors, at, controller.edges(at), math.inf)
-        state.nonzero.copy_(nonzero)
-        state.band.copy_(band)
+    def recount(bounds: Ends, which: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        return count(
+            [t if wanted else t.new_empty(0) for t, wanted in zip(tensors, which, strict=True)], *bounds, math.inf
+        )
 
+    controller.may_look = lambda: looking  # type: ignore[method-assign]
     for _ in range(rounds):
-        rule.refine(controller, recount, None)
+        rule.refine(controller, controller.ends(), recount, None)
     return controller
 
 
@@ -137,6 +139,19 @@ def distributions(n: int) -> list[Tensor]:
     torch.manual_seed(0)
     heaps = torch.where(torch.rand(n) < 0.5, 1.0, 0.01) + 0.001 * torch.randn(n)
     return [torch.randn(n), torch.rand(n) - 0.5, torch.randn(n).pow(3), heaps]
+
+
+def test_where_nobody_may_look_small_tensors_are_counted_once() -> None:
+    """One correction from a count brings a small tensor five times closer; a large one waits for the next step."""
+    torch.manual_seed(0)
+    tensors, keep = [torch.randn(10_000), torch.randn(200_000)], [1000, 20_000]
+    right = 1.6449  # leaves a tenth of a normal distribution
+    controller = searched(tensors, keep, [right + 0.05] * 2, looking=False)
+    assert controller.rule.small == [True, False]
+    assert float(controller.state.r[1]) == pytest.approx(right + 0.05)
+    kept = int((tensors[0].abs() >= controller.thresholds()[0]).sum())
+    assert abs(kept - 1000) <= 20  # it was about a hundred off
+    assert int(controller.state.nonzero[1]) == 0  # not swept, and its last count stays
 
 
 def test_search_from_nearby_ends_within_the_tolerance() -> None:

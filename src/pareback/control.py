@@ -25,6 +25,12 @@ STRIDE = 0.3
 
 _ADAM_BETAS = (0.9, 0.999)
 
+#: Where to prune, and the ends of the bands in which slopes are counted: one entry per tensor in each.
+Ends = tuple[Tensor, Tensor]
+#: Counts what pruning there would leave of the weights as they are now: non-zeros and band. Tensors that are not asked
+#: for are not swept, and their counts mean nothing.
+Recount = Callable[[Ends, Sequence[bool]], tuple[Tensor, Tensor]]
+
 
 def ramp_share(step: Tensor, ramp_steps: int) -> Tensor:
     """Return how much of the goal is asked for at ``step``: a cubic that starts steep and ends flat.
@@ -125,13 +131,13 @@ class Rule(ABC):
     def move(self, view: View) -> Tensor:
         """Return the wanted change of every ``r``."""
 
-    def refine(self, controller: Controller, recount: Callable[[], None], hold: Tensor | None) -> bool:
-        """Correct the move after counting what it would leave; return whether thresholds may have changed.
+    def refine(self, controller: Controller, bounds: Ends, recount: Recount, hold: Tensor | None) -> Ends:
+        """Correct the move after counting what it would leave; return where to prune then.
 
-        ``recount`` brings the counts up to date with the moved weights and thresholds. Where ``hold`` is not zero the
-        optimizer skipped its step, and nothing may move.
+        ``bounds`` is what :meth:`Controller.advance` returned. Where ``hold`` is not zero the optimizer skipped its
+        step, and nothing may move.
         """
-        return False
+        return bounds
 
     def loss(self, r: Tensor, share: Tensor) -> Tensor:
         """Return the sparsity loss at ``r``, for logging."""
@@ -192,21 +198,27 @@ class Controller:
         width = BAND + self.state.r.clamp(max=BAND)  # no magnitude is below zero
         return self.state.band.clamp_min(0.5).to(self.sizes.dtype) / (self.sizes * width)
 
-    def advance(self, moments: Moments, rates: Rates, skipped: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def advance(self, moments: Moments, rates: Rates, skipped: Tensor | None = None) -> Ends:
         """Move the thresholds by one optimizer step; where ``skipped`` is not zero nothing moves.
 
         Returns where to prune now, and the ends of the bands in which slopes are counted.
         """
         return self._fused(self.state.r.is_cuda, moments, rates, skipped)
 
-    def _advance(self, moments: Moments, rates: Rates, skipped: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _advance(self, moments: Moments, rates: Rates, skipped: Tensor | None) -> Ends:
         state = self.state
         go = torch.ones_like(state.r[0]) if skipped is None else (skipped == 0).to(state.r).reshape(())
         share_before = self.share()
         state.step.add_(go.to(state.step.dtype))
         room = self.room()
         view = View(
-            **vars(room),
+            r=room.r,  # field by field, as the compiler cannot unpack a dataclass
+            sparsity=room.sparsity,
+            slope=room.slope,
+            least=room.least,
+            most=room.most,
+            can_tighten=room.can_tighten,
+            can_loosen=room.can_loosen,
             share=self.share(),
             share_before=share_before,
             gradient=_finite(moments.pull / state.r.clamp_min(1e-3)),
@@ -217,8 +229,7 @@ class Controller:
         move = self.within(room, self.rule.move(view))
         state.r.add_(move * go).clamp_min_(0.0)
         self.observe(moments, go)
-        thresholds = self.thresholds()
-        return thresholds, self.edges(thresholds)
+        return self.ends()
 
     def observe(self, moments: Moments, go: Tensor | float = 1.0) -> None:
         """Take over the spread of the weights, from which the thresholds follow."""
@@ -232,9 +243,10 @@ class Controller:
         """Return where to prune now. Whatever r says, the largest weight stays."""
         return torch.minimum(self.state.r * self.state.spread, 0.999 * self.state.peak)
 
-    def edges(self, thresholds: Tensor) -> Tensor:
-        """Return where the band ends in which the slope is counted."""
-        return thresholds + BAND * self.state.spread
+    def ends(self) -> Ends:
+        """Return where to prune now, and where the bands end in which slopes are counted."""
+        thresholds = self.thresholds()
+        return thresholds, thresholds + BAND * self.state.spread
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
         if self.extremes is None:

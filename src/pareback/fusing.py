@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -12,7 +13,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-#: No working compiler, or more pruners in one process than it will compile for (eight): slower, not wrong.
+#: No working compiler, or tensors that change from step to step more often than it will follow: slower, not wrong.
 _REFUSED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
 
@@ -40,7 +41,7 @@ class Fusing(Generic[P, R]):
         return self._first(*args, **kwargs)
 
     def _first(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        compiled = torch.compile(self._plain, fullgraph=True, dynamic=False)
+        compiled = torch.compile(_own_copy(self._plain), fullgraph=True, dynamic=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's advice on the user's settings is not ours to give
             try:
@@ -50,3 +51,12 @@ class Fusing(Generic[P, R]):
                 self._compiled = self._plain
                 result = self._plain(*args, **kwargs)
         return result
+
+
+def _own_copy(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the same function with code of its own: the compiler gives up on code it has compiled eight times."""
+    plain: Any = getattr(function, "__func__", function)
+    copy = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__, None, plain.__closure__)
+    copy.__defaults__, copy.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
+    owner = getattr(function, "__self__", None)
+    return copy if owner is None else types.MethodType(copy, owner)

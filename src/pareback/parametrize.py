@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .kernels import Moments, count, measure
+from .kernels import Moments, Record, count, measure
 from .mount import Mount
 from .sharding import is_sharded
 from .shrink import shrink
@@ -104,13 +104,22 @@ class ParametrizedPruner(Mount):
         latents = self._part(part)
         return measure(latents, self._grads(part), thresholds, self._exponent, self._straight_through)
 
+    def _take_back(self, part: int) -> None:
+        """Nothing to do: the parameters are the latent weights."""
+
+    def _carry(self, part: int) -> None:
+        """Nothing to do: whatever moved the parameters moved the latent weights."""
+
     def _part(self, part: int) -> list[Tensor]:
         return [self.parameters[i].detach() for i in self._rates.parts[part]]
 
-    def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    def _write(self, part: int, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
         for i, threshold in zip(self._rates.parts[part], thresholds.unbind(), strict=True):
             self._pruned[i].threshold.copy_(threshold)
-        return count(self._part(part), thresholds, edges, self._exponent)
+        found = Record(thresholds, *count(self._part(part), thresholds, edges, self._exponent))
+        if record is not None:
+            torch._foreach_copy_(list(record), list(found))
+        return found
 
     def _counts_for_report(self) -> bool:
         return not self.finished

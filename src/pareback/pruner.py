@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels import Moments, prune_, restore_, shrunk
+from .kernels import Moments, Record, adopt_, prune_, shrunk
 from .mount import Mount
-from .sharding import local
+from .sharding import local, point
 from .shrink import shrink
 
 
 class Pruner(Mount):
     """Trains a model to a goal from inside its optimizer's step.
 
-    The model's own parameters hold the pruned weights, so everything that works with a plain model works. Before
-    ``optimizer.step()`` the latent weights are put back; after it the thresholds move, the weights are pruned and what
-    was taken away is kept. The hooks keep the pruner alive.
+    The model's own parameters hold the pruned weights, so everything that works with a plain model works. During
+    ``optimizer.step()`` they show the latent weights, kept in memory of their own, and the optimizer moves those; after
+    it the thresholds move and the latents are pruned into the parameters. The hooks keep the pruner alive.
 
     Args:
         model: any module. It is pruned to the initial target at once and never otherwise modified.
@@ -51,31 +51,54 @@ class Pruner(Mount):
 
     def _mount(self) -> None:
         self._kept = [local(p.detach()).clone() for p in self.parameters]
+        #: Where a parameter's pruned weights are while it shows its latent ones.
+        self._home: list[Tensor | None] = [None] * len(self.parameters)
         self._looking = False  # whether the latent weights are in the model because the user asked for them
 
     def _part(self, part: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the pruned and the latent weights of one optimizer."""
         members = self._rates.parts[part]
         for i in members:
-            weight = local(self.parameters[i].detach())
-            if self._kept[i].device != weight.device or self._kept[i].dtype != weight.dtype:
-                self._follow(i, weight, self._held[part])
-        return [local(self.parameters[i].detach()) for i in members], [self._kept[i] for i in members]
+            if self._home[i] is None:
+                weight = local(self.parameters[i].detach())
+                if self._kept[i].device != weight.device or self._kept[i].dtype != weight.dtype:
+                    self._follow(i, weight)
+        return [self._weight(i) for i in members], [self._kept[i] for i in members]
 
-    def _follow(self, i: int, weight: Tensor, held: bool) -> None:
+    def _weight(self, i: int) -> Tensor:
+        home = self._home[i]
+        return local(self.parameters[i].detach()) if home is None else home
+
+    def _follow(self, i: int, weight: Tensor) -> None:
         """Take the latent weight along where the model was moved or cast, and prune it again by the rounding there."""
         latent, threshold = self._kept[i], self._controller.state.threshold[i]
         written = shrink(latent, threshold.to(latent.device), self._exponent).to(weight)
         self._kept[i] = latent.to(weight)
-        if held:  # the weight is the latent one now
-            return
         again = shrink(self._kept[i], threshold.to(weight.device), self._exponent)
         weight.copy_(torch.where(weight == written, again, weight))
 
     def _restore(self, part: int) -> Moments:
         weights, latents = self._part(part)
-        grads = self._grads(part)
         thresholds = self._rates.of_part(part, self._controller.state.threshold)
-        return restore_(weights, latents, grads, thresholds, self._exponent, self._straight_through)
+        moments = adopt_(weights, latents, self._grads(part), thresholds, self._exponent, self._straight_through)
+        # Only a pointer changes hands, so what a step moves through memory is what it computes with.
+        for i in self._rates.parts[part]:
+            self._home[i] = local(self.parameters[i].detach())
+            point(self.parameters[i], self._kept[i])
+        return moments
+
+    def _take_back(self, part: int) -> None:
+        for i in self._rates.parts[part]:
+            home, self._home[i] = self._home[i], None
+            if home is None:
+                continue
+            shown = local(self.parameters[i].detach())
+            if shown.device != home.device or shown.dtype != home.dtype:  # the model was moved or cast meanwhile
+                self._kept[i] = shown.clone()
+            else:
+                if shown.data_ptr() != self._kept[i].data_ptr():  # somebody assigned to .data
+                    self._kept[i].copy_(shown)
+                point(self.parameters[i], home)
 
     def _carry(self, part: int) -> None:
         # The optimizer went on after its hooks had run (a subclass after super().step), or never called its closure:
@@ -83,11 +106,11 @@ class Pruner(Mount):
         weights, latents = self._part(part)
         written = shrunk(latents, self._rates.of_part(part, self._controller.state.threshold), self._exponent)
         for weight, latent, old in zip(weights, latents, written, strict=True):
-            weight.copy_(torch.where(weight == old, latent, latent + (weight - old)))
+            latent.copy_(torch.where(weight == old, latent, latent + (weight - old)))
 
-    def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    def _write(self, part: int, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
         weights, latents = self._part(part)
-        return prune_(weights, latents, thresholds, edges, self._exponent)
+        return prune_(weights, latents, thresholds, edges, self._exponent, record)
 
     def _latents(self) -> list[Tensor]:
         return self._kept
@@ -102,8 +125,7 @@ class Pruner(Mount):
         for part, members in enumerate(self._rates.parts):
             if members:
                 self._restore(part)
-                for i in members:
-                    self._kept[i].copy_(local(self.parameters[i].detach()))
+                self._take_back(part)
         super()._land_exactly()
 
     def _settle(self) -> None:

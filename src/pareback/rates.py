@@ -75,12 +75,16 @@ class GroupRates:
 
     def read(self) -> Rates:
         """Return the present rates, without waiting for the device."""
-        for place, (optimizer, number, index) in enumerate(self._groups):
-            group = optimizer.param_groups[number]
-            self._write(self._lr, place, index, group["lr"])
-            self._write(self._momentum, place, index, group.get("momentum", 0.0))
-        lr = self._lr.minimum(self._most) if self._is_capped else self._lr
-        return Rates(lr, self._multiple, self._momentum, self._adaptive)
+        lr, momentum = self._of_groups(self._lr, "lr"), self._of_groups(self._momentum, "momentum")
+        return Rates(lr.minimum(self._most) if self._is_capped else lr, self._multiple, momentum, self._adaptive)
+
+    def _of_groups(self, rates: Tensor, name: str) -> Tensor:
+        values = [optimizer.param_groups[number].get(name, 0.0) for optimizer, number, _ in self._groups]
+        if len(values) == 1 and isinstance(values[0], Tensor) and values[0].device == rates.device:
+            return values[0].reshape(1).to(rates).expand(len(rates))  # launches nothing
+        for place, value in enumerate(values):
+            self._write(rates, place, self._groups[place][2], value)
+        return rates
 
     def _write(self, rates: Tensor, place: int, index: Tensor, value: float | Tensor) -> None:
         """Write one group's rate. A tensor on the device is copied there, so that a replayed graph sees it change."""

@@ -27,6 +27,14 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
 
 
+def point(parameter: nn.Parameter, shard: Tensor) -> None:
+    """Let ``parameter`` show another piece of memory as its own, without copying; ``shard`` is like ``local`` gave."""
+    if is_sharded(parameter):
+        parameter._local_tensor = shard  # type: ignore[attr-defined]
+    else:
+        parameter.data = shard
+
+
 def like(shard: Tensor, parameter: Tensor) -> Tensor:
     """Return ``shard`` as a tensor sharded like ``parameter``, so that a distributed checkpoint can store it."""
     if not is_sharded(parameter):

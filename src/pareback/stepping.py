@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .blueprint import draw_up
-from .control import BAND, Controller, State
+from .control import BAND, Controller, Ends, State
 from .goal import Goal
 from .hooks import StepHooks, check_optimizers
-from .kernels import Moments, count, measure
+from .kernels import Moments, Record, count, measure
 from .options import (
     active,
     check_dense_gradients,
@@ -133,15 +133,19 @@ class Stepping(ABC):
 
     @abstractmethod
     def _restore(self, part: int) -> Moments:
-        """Make the parameters of one optimizer hold latent weights, and measure them."""
-
-    def _carry(self, part: int) -> None:
-        """Take over what was done to weights that are pruned already, before pruning them again."""
-        self._restore(part)
+        """Make the parameters of one optimizer show latent weights, and measure them."""
 
     @abstractmethod
-    def _write(self, part: int, thresholds: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-        """Prune the weights of one optimizer and return the counts."""
+    def _take_back(self, part: int) -> None:
+        """Let the parameters show pruned weights again, after the optimizer's step."""
+
+    @abstractmethod
+    def _carry(self, part: int) -> None:
+        """Take over what was done to weights that are pruned already, before pruning them again."""
+
+    @abstractmethod
+    def _write(self, part: int, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
+        """Prune the weights of one optimizer, fill ``record`` if there is one, and return the counts."""
 
     @abstractmethod
     def _latents(self) -> list[Tensor]:
@@ -175,6 +179,7 @@ class Stepping(ABC):
         if not self._rates.parts[part]:
             return
         bounds = None
+        self._take_back(part)
         if not self._held[part]:  # the weights were edited after they had been pruned: prune them again
             self._carry(part)
         elif part == self._leader and self._moments is not None:
@@ -185,7 +190,7 @@ class Stepping(ABC):
                     self._prune(other, bounds)
         self._prune(part, bounds)
 
-    def _advance(self, moments: Moments) -> tuple[Tensor, Tensor] | None:
+    def _advance(self, moments: Moments) -> Ends:
         state = self._controller.state
         if len(self._held) > 1:
             # An optimizer that does not step next time has no new pull on the thresholds.
@@ -194,17 +199,15 @@ class Stepping(ABC):
         state.nonzero.copy_(nonzero)
         state.band.copy_(band)
         bounds = self._controller.advance(moments, self._rates.read(), self._skipped)
-        refined = self._controller.rule.refine(self._controller, self._recount, self._skipped)
-        return None if refined else bounds
+        return self._controller.rule.refine(self._controller, bounds, self._recount, self._skipped)
 
-    def _recount(self) -> None:
-        controller = self._controller
-        thresholds = controller.thresholds()
-        tensors = [local(p.detach()) if held else latent for p, latent, held in self._where_latents_are()]
-        counts = count(tensors, thresholds, controller.edges(thresholds), self._exponent)
+    def _recount(self, bounds: Ends, which: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        latents = self._latents()
+        asked = [latent if wanted else latent.new_empty(0) for latent, wanted in zip(latents, which, strict=True)]
+        kept, band = count(asked, *bounds, self._exponent)
         if self._shards.group is not None:
-            counts = tuple(self._shards.gather(torch.stack(counts)).sum(0).unbind())  # type: ignore[assignment]
-        torch._foreach_copy_([controller.state.nonzero, controller.state.band], list(counts))
+            kept, band = self._shards.gather(torch.stack([kept, band])).sum(0).unbind()
+        return kept, band
 
     def _counts_here(self) -> list[Tensor]:
         """Return non-zeros and band of this process's shards."""
@@ -218,27 +221,22 @@ class Stepping(ABC):
             self._controller.state.nonzero.copy_(nonzero)
             self._controller.state.band.copy_(band)
 
-    def _where_latents_are(self) -> Iterable[tuple[nn.Parameter, Tensor, bool]]:
-        held = [False] * len(self.parameters)
-        for part, members in enumerate(self._rates.parts):
-            for i in members:
-                held[i] = self._held[part]
-        return zip(self.parameters, self._latents(), held, strict=True)
-
-    def _prune(self, part: int, bounds: tuple[Tensor, Tensor] | None = None) -> None:
+    def _prune(self, part: int, bounds: Ends | None = None) -> None:
         """Prune one optimizer's weights, at ``bounds`` if the thresholds have just moved."""
         self._held[part] = False
         if not self._rates.parts[part]:
             return
-        state = self._controller.state
-        if bounds is None:
-            thresholds = self._controller.thresholds()
-            bounds = thresholds, self._controller.edges(thresholds)
-        mine, edges = (self._rates.of_part(part, values) for values in bounds)
-        nonzero, band = self._write(part, mine, edges)
-        self._rates.set_part_(part, [state.threshold, *self._counts_here()], [mine, nonzero, band])
+        self._take_back(part)
+        self._prune_at(part, *(self._rates.of_part(part, values) for values in bounds or self._controller.ends()))
         if self._controller.may_look() and self._shards.group is None:
             self._rescue(part)
+
+    def _prune_at(self, part: int, thresholds: Tensor, edges: Tensor) -> None:
+        record = Record(self._controller.state.threshold, *self._counts_here())
+        if len(thresholds) == len(record.threshold):
+            self._write(part, thresholds, edges, record)
+        else:
+            self._rates.set_part_(part, record, self._write(part, thresholds, edges, None))
 
     def _rescue(self, part: int) -> None:
         """Lower the thresholds of tensors that fell below their floor."""
@@ -246,15 +244,14 @@ class Stepping(ABC):
         kept = state.nonzero.tolist()
         if all(kept[i] >= self._plan.ranges[i].least for i in members):
             return
-        self._restore(part)
-        tensors = [local(self.parameters[i].detach()) for i in members]
+        latents = self._latents()
+        tensors = [latents[i] for i in members]
         keep = [self._plan.ranges[i].least - 1 for i in members]
         peak = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=state.r.dtype) for t in tensors])
         caps = keep_at_most(counter(tensors, self._exponent, self._shards), keep, peak).low
         mine = torch.minimum(self._rates.of_part(part, state.threshold), caps)
         edges = mine + BAND * self._rates.of_part(part, state.spread)
-        nonzero, band = self._write(part, mine, edges)
-        self._rates.set_part_(part, [state.threshold, *self._counts_here()], [mine, nonzero, band])
+        self._prune_at(part, mine, edges)
         spread = state.spread.clamp_min(torch.finfo(state.r.dtype).tiny)
         state.r.copy_(torch.minimum(state.r, state.threshold / spread))
 
@@ -263,7 +260,7 @@ class Stepping(ABC):
         if len(self._rates.parts[part]) == len(self.parameters):
             return moments
         if self._moments is None:
-            latents = [local(p.detach()) if held else latent for p, latent, held in self._where_latents_are()]
+            latents = self._latents()
             self._moments = measure(latents, [None] * len(latents), self._controller.state.threshold, math.inf, True)
         self._rates.set_part_(part, self._moments, moments)
         return self._moments

@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import native, reference
-from .reference import Moments
+from .reference import Moments, Record
 
-__all__ = ["Moments", "count", "measure", "only", "prune_", "restore_", "shrunk"]
+__all__ = ["Moments", "Record", "adopt_", "count", "measure", "only", "prune_", "shrunk"]
 
 
-def restore_(
+def adopt_(
     weights: Sequence[Tensor],
     latents: Sequence[Tensor],
     grads: Sequence[Tensor | None],
@@ -30,11 +31,11 @@ def restore_(
     exponent: float,
     straight_through: bool,
 ) -> Moments:
-    """Put the latent weights back into ``weights`` and measure them; see :func:`reference.restore_`."""
+    """Let the latents take over edits of ``weights``, and measure them; see :func:`reference.adopt_`."""
 
     def run(by: ModuleType, pick: Pick) -> Any:
         parts = pick(weights), pick(latents), pick(grads), pick(thresholds)
-        return by.restore_(*parts, exponent, straight_through)
+        return by.adopt_(*parts, exponent, straight_through)
 
     return Moments(*_spread_out(list(zip(weights, latents, grads, strict=True)), exponent, run))
 
@@ -55,15 +56,25 @@ def measure(
 
 
 def prune_(
-    weights: Sequence[Tensor], latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float
-) -> tuple[Tensor, Tensor]:
-    """Keep ``weights`` as latents and prune them in place; see :func:`reference.prune_`."""
+    weights: Sequence[Tensor],
+    latents: Sequence[Tensor],
+    thresholds: Tensor,
+    edges: Tensor,
+    exponent: float,
+    record: Record | None = None,
+) -> Record:
+    """Write the pruned latents to ``weights``; see :func:`reference.prune_`. Where ``record`` is given it is filled."""
+    rows = list(zip(weights, latents, strict=True))
 
     def run(by: ModuleType, pick: Pick) -> Any:
-        return by.prune_(pick(weights), pick(latents), pick(thresholds), pick(edges), exponent)
+        mine = record if pick is _all else None
+        return by.prune_(pick(weights), pick(latents), pick(thresholds), pick(edges), exponent, mine)
 
-    kept, band = _spread_out(list(zip(weights, latents, strict=True)), exponent, run)
-    return kept, band
+    found = Record(*_spread_out(rows, exponent, run))
+    if record is None or found.nonzero is record.nonzero:
+        return found
+    torch._foreach_copy_(list(record), list(found))
+    return record
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
@@ -133,7 +144,7 @@ def _spread_out(
     """Run a pass on each group of tensors and put the results, one entry per tensor, back in order."""
     groups = _by_implementation(rows, exponent)
     if len(groups) == 1:
-        return run(groups[0][0], lambda values: values)
+        return run(groups[0][0], _all)
     columns: list[Tensor] = []
     for by, members in groups:
         found = run(by, functools.partial(_picked, members))
@@ -142,6 +153,10 @@ def _spread_out(
         for column, part in zip(columns, found, strict=True):
             column[members] = part.to(column)
     return columns
+
+
+def _all(values: Any) -> Any:
+    return values
 
 
 def _picked(members: list[int], values: Any) -> Any:

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kBlock = 16384;  // elements; 64 KiB of each operand, so a block stays in the second-level cache
 
-enum Pass : int32_t { kRestore, kMeasure, kPrune, kCount, kShrink };
+enum Pass : int32_t { kAdopt, kMeasure, kPrune, kCount, kShrink };
 enum Kind : int32_t { kHard, kSoft, kPower };
 
 // One tensor of a call; mirrored by a ctypes structure in native.py. Pointers a pass does not use are null.

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from .layout import sweepable
-from .reference import Moments
+from .reference import Moments, Record
 
-_PASSES = {"restore": 0, "measure": 1, "prune": 2, "count": 3, "shrink": 4}
+_PASSES = {"adopt": 0, "measure": 1, "prune": 2, "count": 3, "shrink": 4}
 _TYPES = (torch.float32, torch.bfloat16)
 _KINDS = {math.inf: 0, 1.0: 1, 3.0: 2}
 
@@ -62,7 +62,7 @@ def fits(tensors: Sequence[Tensor | None], exponent: float) -> bool:
     return _native is not None and first.device.type == "cpu" and exponent in _KINDS and sweepable(tensors, _TYPES)
 
 
-def restore_(
+def adopt_(
     weights: Sequence[Tensor],
     latents: Sequence[Tensor],
     grads: Sequence[Tensor | None],
@@ -70,8 +70,8 @@ def restore_(
     exponent: float,
     straight_through: bool,
 ) -> Moments:
-    """See :func:`reference.restore_`."""
-    return _moments(_run("restore", weights, latents, grads, thresholds, None, exponent, straight_through), thresholds)
+    """See :func:`reference.adopt_`."""
+    return _moments(_run("adopt", weights, latents, grads, thresholds, None, exponent, straight_through), thresholds)
 
 
 def measure(
@@ -86,10 +86,15 @@ def measure(
 
 
 def prune_(
-    weights: Sequence[Tensor], latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float
-) -> tuple[Tensor, Tensor]:
+    weights: Sequence[Tensor],
+    latents: Sequence[Tensor],
+    thresholds: Tensor,
+    edges: Tensor,
+    exponent: float,
+    record: Record | None = None,
+) -> Record:
     """See :func:`reference.prune_`."""
-    return _counts(_run("prune", weights, latents, None, thresholds, edges, exponent))
+    return Record(thresholds, *_counts(_run("prune", weights, latents, None, thresholds, edges, exponent)))
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:

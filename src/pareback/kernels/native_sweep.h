@@ -87,7 +87,7 @@ struct Pointers {
 
 struct Sums {
   Vec square{}, pull{}, peak{};
-  Int kept{}, band{};
+  Int kept{}, band{}, edited{};
 };
 
 template <typename Element, int pass, int kind>
@@ -97,7 +97,7 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straigh
     store(at.weight, shrunk<kind>(load(at.latent), tensor.threshold));
     return;
   }
-  const Vec latent = load(pass == kPrune ? at.weight : at.latent);
+  const Vec latent = load(at.latent);
   const Vec pruned = rounded<Element>(shrunk<kind>(latent, tensor.threshold));
   if (pass == kPrune || pass == kCount) {
     const Int kept = pruned != zero;
@@ -105,15 +105,14 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straigh
     const float below = tensor.threshold + tensor.threshold - tensor.edge;
     sums.kept -= kept;
     sums.band -= (magnitude >= below) & (magnitude < tensor.edge) & (magnitude > zero);
-    if (pass == kPrune) {
-      store(at.latent, latent);
-      store(at.weight, pruned);
-    }
+    if (pass == kPrune) store(at.weight, pruned);
     return;
   }
   // Where the weight is not what pruning wrote, it was edited, and the edit is the new latent.
-  const Vec written = pass == kRestore ? load(at.weight) : pruned;
-  const Vec now = (written == pruned) ? latent : written;
+  const Vec written = pass == kAdopt ? load(at.weight) : pruned;
+  const Int edited = written != pruned;
+  const Vec now = edited ? written : latent;
+  sums.edited |= edited;
   const Vec magnitude = absolute(now);
   sums.square += now * now;
   sums.peak = (magnitude > sums.peak) ? magnitude : sums.peak;
@@ -124,7 +123,13 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straigh
     else
       store(at.grad, (written == zero) ? zero : grad);
   }
-  if (pass == kRestore) store(at.weight, now);
+}
+
+// Stores the edits of a block. They are rare, so the sweep only looks for them and leaves the latents unwritten.
+template <typename Element, int kind>
+inline void take_over(const Pointers<Element>& at, const Tensor& tensor) {
+  const Vec latent = load(at.latent), written = load(at.weight);
+  store(at.latent, (written != rounded<Element>(shrunk<kind>(latent, tensor.threshold))) ? written : latent);
 }
 
 template <typename Element>
@@ -138,32 +143,40 @@ inline Pointers<Element> pointers(const Tensor& tensor, int64_t index) {
           offset<Element>(tensor.grad, index)};
 }
 
+// Calls work on LANES elements at a time. The last few are padded with zeros, which add nothing to any sum.
+template <typename Element, typename Work>
+inline void walk(const Tensor& tensor, int64_t begin, int64_t end, const Work& work) {
+  int64_t i = begin;
+  for (; i + LANES <= end; i += LANES) work(pointers<Element>(tensor, i));
+  if (i == end) return;
+  const Pointers<Element> at = pointers<Element>(tensor, i);
+  Element* real[3] = {at.weight, at.latent, at.grad};
+  Element buffer[3][LANES] = {};
+  for (int k = 0; k < 3; ++k)
+    if (real[k] != nullptr) std::memcpy(buffer[k], real[k], (end - i) * sizeof(Element));
+  work(Pointers<Element>{buffer[0], buffer[1], at.grad == nullptr ? nullptr : buffer[2]});
+  for (int k = 0; k < 3; ++k)
+    if (real[k] != nullptr) std::memcpy(real[k], buffer[k], (end - i) * sizeof(Element));
+}
+
 template <typename Element, int pass, int kind>
 Partial sweep(const Tensor& tensor, int64_t begin, int64_t end, bool straight_through) {
   Sums sums;
-  int64_t i = begin;
-  for (; i + LANES <= end; i += LANES)
-    step<Element, pass, kind>(pointers<Element>(tensor, i), tensor, straight_through, sums);
-  if (i < end) {
-    // The last few elements are padded with zeros, which add nothing to any sum.
-    const Pointers<Element> at = pointers<Element>(tensor, i);
-    Element* real[3] = {at.weight, at.latent, at.grad};
-    Element buffer[3][LANES] = {};
-    for (int k = 0; k < 3; ++k)
-      if (real[k] != nullptr) std::memcpy(buffer[k], real[k], (end - i) * sizeof(Element));
-    step<Element, pass, kind>({buffer[0], buffer[1], at.grad == nullptr ? nullptr : buffer[2]}, tensor,
-                              straight_through, sums);
-    for (int k = 0; k < 3; ++k)
-      if (real[k] != nullptr) std::memcpy(real[k], buffer[k], (end - i) * sizeof(Element));
-  }
+  walk<Element>(tensor, begin, end, [&](const Pointers<Element>& at) {
+    step<Element, pass, kind>(at, tensor, straight_through, sums);
+  });
   Partial partial;
+  int32_t edited = 0;
   for (int lane = 0; lane < LANES; ++lane) {
     partial.square += sums.square[lane];
     partial.pull += sums.pull[lane];
     partial.kept += sums.kept[lane];
     partial.band += sums.band[lane];
+    edited |= sums.edited[lane];
     if (sums.peak[lane] > partial.peak) partial.peak = sums.peak[lane];
   }
+  if (edited)
+    walk<Element>(tensor, begin, end, [&](const Pointers<Element>& at) { take_over<Element, kind>(at, tensor); });
   return partial;
 }
 
@@ -178,7 +191,7 @@ Partial of_kind(const Tensor& tensor, int64_t begin, int64_t end, const Options&
 template <typename Element>
 Partial block(const Tensor& tensor, int64_t begin, int64_t end, const Options& options) {
   switch (options.pass) {
-    case kRestore: return of_kind<Element, kRestore>(tensor, begin, end, options);
+    case kAdopt: return of_kind<Element, kAdopt>(tensor, begin, end, options);
     case kMeasure: return of_kind<Element, kMeasure>(tensor, begin, end, options);
     case kPrune: return of_kind<Element, kPrune>(tensor, begin, end, options);
     case kCount: return of_kind<Element, kCount>(tensor, begin, end, options);

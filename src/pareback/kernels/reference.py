@@ -23,12 +23,20 @@ class Moments(NamedTuple):
     pull: Tensor  #: Σ (w̃ − w)·∂L/∂w̃ over pruned weights
 
 
+class Record(NamedTuple):
+    """What pruning leaves behind, one entry per tensor."""
+
+    threshold: Tensor  #: at which it was done
+    nonzero: Tensor  #: how many weights stayed
+    band: Tensor  #: how many lie about the threshold; see :func:`count`
+
+
 def fits(tensors: Sequence[Tensor | None], exponent: float) -> bool:
     """Plain operators take any tensor."""
     return True
 
 
-def restore_(
+def adopt_(
     weights: Sequence[Tensor],
     latents: Sequence[Tensor],
     grads: Sequence[Tensor | None],
@@ -36,7 +44,7 @@ def restore_(
     exponent: float,
     straight_through: bool,
 ) -> Moments:
-    """Put the latent weights back into ``weights`` and measure them.
+    """Let the latent weights take over what was done to the pruned ones, and measure them.
 
     Where a weight no longer equals what pruning wrote there, somebody edited it (``load_state_dict``, ``.data``, a
     replayed graph); the edit is the new latent. Comparing values needs no flag that such an edit could bypass.
@@ -44,9 +52,8 @@ def restore_(
     found = []
     for weight, latent, grad, threshold in zip(weights, latents, grads, _each(thresholds, weights), strict=True):
         untouched = weight == shrink(latent, threshold, exponent)
-        restored = torch.where(untouched, latent, weight)
-        found.append(_moments(weight, restored, grad, straight_through))
-        weight.copy_(restored)
+        latent.copy_(torch.where(untouched, latent, weight))
+        found.append(_moments(weight, latent, grad, straight_through))
     return _stacked(found, thresholds)
 
 
@@ -66,17 +73,23 @@ def measure(
 
 
 def prune_(
-    weights: Sequence[Tensor], latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float
-) -> tuple[Tensor, Tensor]:
-    """Keep ``weights`` as latents and prune them in place; return the counts of :func:`count`."""
+    weights: Sequence[Tensor],
+    latents: Sequence[Tensor],
+    thresholds: Tensor,
+    edges: Tensor,
+    exponent: float,
+    record: Record | None = None,
+) -> Record:
+    """Write the pruned latents to ``weights``; return the counts of :func:`count` with the thresholds.
+
+    An implementation may put them into ``record`` and return that.
+    """
     found = []
     bounds = zip(_each(thresholds, weights), _each(edges, weights), strict=True)
     for weight, latent, (threshold, edge) in zip(weights, latents, bounds, strict=True):
-        pruned = shrink(weight, threshold, exponent)
-        found.append(_counts(weight, pruned, threshold, edge))
-        latent.copy_(weight)
-        weight.copy_(pruned)
-    return _stacked_counts(found, thresholds)
+        weight.copy_(shrink(latent, threshold, exponent))
+        found.append(_counts(latent, weight, threshold, edge))
+    return Record(thresholds, *_stacked_counts(found, thresholds))
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
