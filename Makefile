@@ -1,5 +1,5 @@
 # Two commands do everything on a machine with Python 3.11+, pip, make and a C++ compiler:
-#   make demo    prunes a small network on real digits and prints the report
+#   make demo    prunes two small networks on real digits, prints a table and draws pictures
 #   make test    runs the checks' tests with coverage
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 .PHONY: demo test check bench clean
 
 demo: $(STAMP)
-	$(BIN)/python examples/digits.py
+	$(BIN)/pareback demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --durations=10

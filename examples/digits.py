@@ -1,6 +1,6 @@
 """Prunes a small network on scikit-learn's handwritten digits, through the public API alone, and prints the report.
 
-make demo
+python examples/digits.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""The recipe as command-line options: every field is one, its help is what stands under it in the dataclass."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..wording import did_you_mean
+from .reading import Field, entries, nearest, sections
+
+_PREFIX = "recipe:"
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers mistakes with one sentence and the nearest right word instead of the whole usage."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise :class:`UsageError` instead of printing usage and leaving."""
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}. See {self.prog} --help.")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all of ``argv``; an unknown option is answered with the nearest known one."""
+        found, left = self.parse_known_args(argv)
+        options = [word for word in left if word.startswith("-")]
+        if options:
+            raise UsageError(f"There is no option {options[0].split('=')[0]!r}.{self._nearest(options[0])}")
+        if left:
+            raise UsageError(f"{left[0]!r} is one argument too many. See {self.prog} --help.")
+        return found
+
+    def _nearest(self, option: str) -> str:
+        names = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
+        word = option.split("=")[0].lstrip("-")
+        alone = [name for name in names if "." not in name]
+        hint = "" if any(name.endswith(f".{word}") for name in names) else did_you_mean(word, alone)
+        return (hint or nearest(word, names)).replace("'", "'--", 1) or f" See {self.prog} --help."
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Wide enough for dotted names."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def add_recipe_options(parser: Parser) -> None:
+    """Let a command take every field of a recipe, as in ``--goal.sparsity 0.98``."""
+    groups = {
+        name: parser.add_argument_group(f"recipe: {name}" if name else "recipe", about)
+        for name, about in sections().items()
+    }
+    for field in entries():
+        group = groups[field.key.rpartition(".")[0]]
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
+        group.add_argument(
+            f"--{field.key}",
+            dest=_PREFIX + field.key,
+            default=argparse.SUPPRESS,
+            metavar=_metavar(field),
+            help=f"{field.about} (default: {_shown(field.default)})".replace("%", "%%"),
+            **switch,
+        )
+
+
+def changes(options: argparse.Namespace) -> dict[str, str]:
+    """Return the fields that were given, by dotted name."""
+    return {key.removeprefix(_PREFIX): value for key, value in vars(options).items() if key.startswith(_PREFIX)}
+
+
+def _metavar(field: Field) -> str:
+    if field.choices:
+        return "{" + ",".join(field.choices) + "}"
+    words = {bool: "true|false", int: "N", float: "X", float | None: "X", str: "TEXT", str | None: "TEXT"}
+    return words.get(field.type, "A,B" if field.key.endswith("clude") else "AMOUNT")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,67 @@
+"""CIFAR-10 and CIFAR-100 through torchvision."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .augment import Shift
+from .in_memory import InMemory
+from .optional import optional
+
+
+def cifar(kind: str, path: str | Path, device: torch.device, augment: bool = True, download: bool = False) -> InMemory:
+    """Return cifar10 or cifar100 from torchvision's files in a folder, downloaded to it if they may be."""
+    folder = Path(path).expanduser()
+    with _one_at_a_time(folder, download), warnings.catch_warnings():
+        # The files hold pickles of an old numpy, which newer ones warn about.
+        warnings.filterwarnings("ignore", message=r".*align should be passed", category=Warning)
+        train, test = (_open(kind, folder, part, download) for part in (True, False))
+    shift = Shift(4, mirror=True) if augment else Shift()
+    return InMemory(*_tensors(train), *_tensors(test), train.classes, device, shift)
+
+
+def _open(kind: str, folder: Path, train: bool, download: bool) -> Any:
+    dataset = getattr(optional("torchvision.datasets"), kind.upper())
+    if not download and not (folder / dataset.base_folder).is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {dataset.base_folder} in {folder}: write data.path as the folder that holds it, "
+            "or data.download=true to fetch it."
+        )
+    try:
+        return dataset(str(folder), train=train, download=download)
+    except OSError as error:  # among them all that urllib raises
+        raise RuntimeError(
+            f"{kind} could not be downloaded to {folder} ({error}): fetch {dataset.url} elsewhere and unpack it there, "
+            "or write data.kind=npz."
+        ) from error
+    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{folder / dataset.base_folder} is incomplete or damaged: remove it and write data.download=true."
+        ) from error
+
+
+def _tensors(part: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(part.data), torch.tensor(part.targets)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path, needed: bool) -> Iterator[None]:
+    """Let one of several processes on this machine download while the others wait."""
+    if not needed:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".download.lock").open("w") as lock:
+        try:
+            import fcntl
+        except ImportError:  # pragma: no cover (Windows)
+            pass
+        else:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

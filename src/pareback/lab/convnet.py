@@ -1,0 +1,35 @@
+"""A small convolutional network for small images, which trains in seconds on a CPU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class ConvNet(nn.Sequential):
+    """Three 3×3 convolutions to 16, 32 and 64 channels, the last two strided, and two linear layers.
+
+    Strides rather than pooling: half the work, and gradients with the same bits every time.
+
+    >>> sum(p.numel() for p in ConvNet(10, (1, 28, 28)).parameters())
+    426234
+    """
+
+    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+        channels, height, width = shape
+        # A stride of 2 halves and rounds up.
+        pixels = -(-height // 4) * -(-width // 4)
+        super().__init__(
+            *_convolution(channels, 16, 1),
+            *_convolution(16, 32, 2),
+            *_convolution(32, 64, 2),
+            nn.Flatten(),
+            nn.Linear(64 * pixels, 128),
+            nn.ReLU(),
+            nn.Linear(128, classes),
+        )
+
+
+def _convolution(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
+    # The norm that follows has a bias of its own.
+    convolution = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+    return convolution, nn.BatchNorm2d(after), nn.ReLU()

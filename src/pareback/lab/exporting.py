@@ -1,0 +1,40 @@
+"""A run's model, or a file of weights, in the form another program wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..artifact import export
+from .models import build
+from .run_folder import recipe_of, result_of
+
+SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
+
+
+def export_path(source: Path, form: str, out: Path | None, values: str | None) -> Path:
+    """Write ``source`` in a form, beside it unless ``out`` says otherwise, and return where."""
+    if form not in SUFFIXES:
+        raise ValueError(f"There is no format {form!r}. Write one of: {', '.join(SUFFIXES)}.")
+    if values not in (None, "float16", "bfloat16"):
+        raise ValueError(f"Values cannot be kept as {values!r}. Write float16 or bfloat16.")
+    target = out or (source / f"model{SUFFIXES[form]}" if source.is_dir() else source.with_suffix(SUFFIXES[form]))
+    if target.exists() and target.resolve() == source.resolve():
+        raise ValueError(f"{str(source)!r} would be written over itself. Give another file with --out.")
+    if form == "onnx":
+        model, example = _network(source)
+        export(source, target, "onnx", model=model, example_inputs=example)
+    else:
+        export(source, target, form, values=values)  # type: ignore[arg-type]
+    return target
+
+
+def _network(source: Path) -> tuple[nn.Module, torch.Tensor]:
+    """Return the network of a run, which a file of weights alone does not say."""
+    if not source.is_dir():
+        raise ValueError(f"ONNX needs the network, and {str(source)!r} holds weights alone. Give a run's folder.")
+    result = result_of(source)
+    shape = tuple(result["shape"])
+    return build(recipe_of(source).model, result["classes"], shape), torch.zeros(2, *shape)

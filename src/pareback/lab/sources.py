@@ -1,0 +1,99 @@
+"""What a trainer reads images from, and how a recipe's data is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..wording import one_of
+from .batching import check_batch
+from .recipe import DataRecipe
+
+KINDS = ("digits", "mnist5000", "cifar10", "cifar100", "npz", "folder")
+
+
+class Source(Protocol):
+    """Images to train on and to test with."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their labels."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+
+    @property
+    def size(self) -> int:
+        """Training images."""
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches: ``batch // world`` normalised images, float32 in NCHW, and int64 labels.
+
+        The same arguments give the same bits. The ranks' parts together are the batch of world=1; a last batch that
+        is not full is left out.
+        """
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches of at most ``batch // world``, each image once over the ranks."""
+
+
+def open_source(recipe: DataRecipe, device: torch.device) -> Source:
+    """Open the images that a recipe names, small sets on the device.
+
+    >>> source = open_source(DataRecipe(), torch.device("cpu"))
+    >>> source.size, source.shape, source.classes[:3]
+    (1347, (1, 8, 8), ('0', '1', '2'))
+    """
+    one_of("data.kind", recipe.kind, KINDS)
+    source = _opened(recipe, device)
+    check_batch(source.size, recipe.batch_size)
+    return source
+
+
+def steps_per_epoch(source: Source, batch: int) -> int:
+    """Return how many full batches an epoch has.
+
+    >>> steps_per_epoch(open_source(DataRecipe(), torch.device("cpu")), 64)
+    21
+    """
+    check_batch(source.size, batch)
+    return source.size // batch
+
+
+def _opened(recipe: DataRecipe, device: torch.device) -> Source:
+    # Imported here so that each kind asks for its own packages alone.
+    if recipe.kind == "digits":
+        from .digits import digits
+
+        return digits(device, recipe.augment)
+    if recipe.kind == "mnist5000":
+        from .digits import mnist5000
+
+        return mnist5000(device, recipe.augment)
+    if recipe.path is None:
+        raise ValueError(f"data.kind={recipe.kind} needs data.path: {_WHERE[recipe.kind]}.")
+    if recipe.kind == "npz":
+        from .arrays import npz
+
+        return npz(recipe.path, device, recipe.augment)
+    if recipe.kind == "folder":
+        from .folder import Folder
+
+        return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
+    from .cifar import cifar
+
+    return cifar(recipe.kind, recipe.path, device, recipe.augment, recipe.download)
+
+
+_WHERE = {
+    "npz": "write the .npz file with the images",
+    "folder": "write the folder that holds train/ and val/",
+    "cifar10": "write the folder where torchvision keeps it, or downloads it to with data.download=true",
+    "cifar100": "write the folder where torchvision keeps it, or downloads it to with data.download=true",
+}

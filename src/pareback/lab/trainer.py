@@ -1,0 +1,70 @@
+"""Trains a recipe into a run folder, from the first step or from wherever it was interrupted."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from . import checkpoints, settings
+from .checks import check, check_machine
+from .clock import Clock
+from .distributed import Team, team
+from .recipe import Recipe
+from .run_folder import RunFolder, Standing, result_of
+from .training import Training
+
+
+def train(
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    force: bool = False,
+    began: float | None = None,
+) -> dict[str, Any]:
+    """Train a recipe into the folder ``out`` and return what its result.json holds.
+
+    A finished run of the same recipe is returned as it is. An unfinished one goes on with ``resume=True``, to the same
+    weights as if it had never been interrupted; ``force=True`` throws away what is there. Under torchrun every process
+    calls this, and the first one writes. ``began`` is the moment on ``time.monotonic()`` that seconds count from.
+    """
+    clock = Clock(began)
+    check(recipe)
+    with ExitStack() as stack:
+        here = stack.enter_context(team(recipe.train.device))
+        check_machine(recipe, here)
+        folder = RunFolder(Path(out))
+        standing = _opened(folder, recipe, resume, force, here, stack)
+        if standing == "finished":
+            return _finished(folder, quiet or not here.leads)
+        stack.enter_context(settings.applied(recipe, here.device))
+        training = Training(recipe, here, folder, clock)
+        if standing == "unfinished" and folder.checkpoint.exists():
+            training.load(checkpoints.load(folder.checkpoint))
+        return training.run(quiet=quiet or not here.leads)
+
+
+def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: Team, stack: ExitStack) -> Standing:
+    """Let the first process lock the folder and say how the run stands; all processes hear the same."""
+    answer: Standing | Exception = "fresh"
+    if here.leads:
+        try:
+            stack.enter_context(folder)
+            if force:
+                folder.clear()
+            answer = folder.standing(recipe, resume)
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            answer = error
+    answer = here.share(answer)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _finished(folder: RunFolder, quiet: bool) -> dict[str, Any]:
+    result = result_of(folder.path)
+    if not quiet:
+        print(f"{str(folder.path)!r} holds this run already, finished; --force would train it again.")
+    return result

@@ -1,0 +1,234 @@
+"""The command: help, exit codes, one-sentence errors, and what train and inspect print."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import runpy
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import pareback
+from pareback import __version__
+from pareback.cli import COMMANDS, main
+from pareback.lab import reading
+from pareback.lab.interrupts import Interrupted
+
+QUICK = ["--train.epochs", "1", "--data.batch_size", "256", "--goal.kind", "budget", "--goal.sparsity", "0.9"]
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
+    """Run a command that must fail with ``code`` and one line on stderr, and return that line."""
+    assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("pareback: error: ")
+    return err.removeprefix("pareback: error: ").strip()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that the command made."""
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["train", "--out", str(out), "--quiet", *QUICK]) == 0
+    return out
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """``pareback --help`` lists them with what they do."""
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in out
+        assert command.about in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And leaves with success."""
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: pareback {name}")
+
+
+def test_help_of_train_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each field of a recipe is there with the words of the dataclass."""
+    main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for field in reading.entries():
+        assert f"--{field.key} " in said
+        assert field.about in said
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``pareback --version`` prints the package's."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pareback {__version__}\n"
+
+
+def test_the_command_is_installed_and_a_module() -> None:
+    """The script that pip installs and ``python -m pareback`` call the same function."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, name = project["scripts"]["pareback"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
+
+
+def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its exit code."""
+    monkeypatch.setattr(sys, "argv", ["pareback", "nonsense"])
+    with pytest.raises(SystemExit) as leaving:
+        runpy.run_path(str(Path(pareback.__file__).with_name("__main__.py")), run_name="__main__")
+    assert leaving.value.code == 2
+    assert "There is no command 'nonsense'" in capsys.readouterr().err
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "There is no command. Write one of: train, inspect"),
+        (["trian"], "There is no command 'trian'. Did you mean 'train'?"),
+        (["train", "--goal.sparsty", "0.9"], "no option '--goal.sparsty'. Did you mean '--goal.sparsity'?"),
+        (["train", "--sparsity=0.9"], "no option '--sparsity'. Did you mean '--goal.sparsity'?"),
+        (["train", "--epochs", "3"], "no option '--epochs'. Did you mean '--train.epochs'?"),
+        (["train", "--resum"], "no option '--resum'. Did you mean '--resume'?"),
+        (["train", "--zzzzzzzz"], "no option '--zzzzzzzz'. See pareback train --help."),
+        (["train", "a.yaml", "b.yaml"], "'b.yaml' is one argument too many."),
+        (["train", "no.yaml"], "There is no recipe 'no.yaml'."),
+        (["train", "--optimizer.lr", "fast"], "optimizer.lr='fast' has the wrong type. Write a number."),
+        (["train", "--optimizer.lr"], "Argument --optimizer.lr: expected one argument."),
+        (["train", "--goal.kind", "buget"], "goal.kind='buget' is not known."),
+        (["train", "--train.cuda_graph", "--train.device", "cpu"], "train.cuda_graph needs a GPU"),
+        (["train", "--data.kind", "npz", "--data.path", "no.npz"], "no.npz"),
+        (["train", "--resume", "--force"], "Write one of them."),
+        (["train", "--resume", "a", "--out", "b"], "--resume a and --out b are two folders."),
+        (["train", "--resume", "no-run"], "There is no run in 'no-run' to go on with."),
+        (["inspect"], "The following arguments are required: FILE_OR_RUN."),
+        (["inspect", "no.safetensors"], "There is no 'no.safetensors'."),
+    ],
+)
+def test_wrong_input_is_answered_in_a_sentence(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, nothing on stdout, no traceback, and nothing left behind."""
+    monkeypatch.chdir(tmp_path)
+    assert message in fails(capsys, 2, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PAREBACK_TRACEBACK=1 lets the error through."""
+    monkeypatch.setenv("PAREBACK_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError, match="There is no recipe"):
+        main(["train", "no.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (RuntimeError("The disk is full."), 1, "pareback: error: The disk is full.\n"),
+        (FloatingPointError("The loss is not finite."), 1, "pareback: error: The loss is not finite.\n"),
+        (ZeroDivisionError("by zero"), 1, "pareback: error: ZeroDivisionError: by zero\nSet PAREBACK_TRACEBACK=1"),
+        (KeyboardInterrupt(), 130, "\nInterrupted.\n"),
+        (Interrupted("Stopped; go on.", 15), 143, "\nStopped; go on.\n"),
+    ],
+)
+def test_failures_have_codes_of_their_own(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 for what failed, 130 after Ctrl-C; an error that nobody foresaw is named by its type."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pareback.lab.trainer.train", failing)
+    assert main(["train"]) == code
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_of_several_processes_one_complains(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About input that is the same for all; a failure of its own, each process reports."""
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "no.yaml"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+# -- train and inspect -----------------------------------------------------------------------------------------------
+
+
+def test_train_reads_a_recipe_and_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line has the last word; the resolved recipe is in the folder, and the last line sums up."""
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("name: mine\ntrain: {epochs: 7, ema: 0.5}\ndata: {batch_size: 256}\n", encoding="utf-8")
+    assert main(["train", str(recipe), "--train.epochs", "1", "--out", str(tmp_path / "run")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    resolved = reading.read(tmp_path / "run" / "recipe.yaml")
+    assert (resolved.name, resolved.train.epochs, resolved.train.ema) == ("mine", 1, 0.5)
+    lines = out.splitlines()
+    assert re.match(r"epoch 1/1  loss [\d.]+  train [\d.]+ %  test [\d.]+ %  [\d,]+ images/s$", lines[0])
+    assert re.match(r"mine: [\d.]+ % accuracy, 50,610 of 50,610 parameters non-zero, [\d.]+ s. Everything is", lines[1])
+
+
+def test_the_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """runs/NAME-SEED in the current folder; a bare --resume finds it again."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["train", "--quiet", "--name", "tiny", "--seed", "4", "--train.epochs", "1"]
+    assert main(argv) == 0
+    assert (tmp_path / "runs" / "tiny-4" / "result.json").exists()
+    assert main([*argv, "--resume"]) == 0
+
+
+def test_a_finished_run_is_not_trained_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command says so and succeeds; another recipe in the same folder is refused."""
+    before = (run / "result.json").read_bytes()
+    assert main(["train", "--out", str(run), *QUICK]) == 0
+    assert "holds this run already" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--quiet"]) == 0
+    assert (run / "result.json").read_bytes() == before
+    other = fails(capsys, 2, "train", "--out", str(run), *QUICK, "--seed", "1")
+    assert "holds a run of another recipe (seed is 0 there and 1 here)" in other
+
+
+def test_inspect_counts_a_run_and_its_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder, the safetensors file, the checkpoint and a plain state dict give the exact non-zeros."""
+    weights = load_file(run / "model.safetensors")
+    zeros = sum(int((value == 0).sum()) for value in weights.values())
+    total = sum(value.numel() for value in weights.values())
+    plain, nested = tmp_path / "plain.pt", tmp_path / "nested.pt"
+    torch.save(weights, plain)
+    torch.save({"state_dict": {**weights, "norm.running_mean": torch.zeros(3)}, "epoch": 3}, nested)
+    for path in (run, run / "model.safetensors", plain, nested):
+        assert main(["inspect", str(path)]) == 0
+        last = capsys.readouterr().out.splitlines()[-2:]
+        assert last[0].startswith(f"whole model:    {total - zeros:,} of {total:,} parameters non-zero")
+        assert last[1].startswith("pruned tensors: 5,020 of 50,200 weights non-zero (90.000 % sparse)")
+    assert main(["inspect", str(run / "checkpoint.pt"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["params"] == total
+
+
+def test_inspect_refuses_what_holds_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty folder, a broken file, a file of something else: each gets its sentence."""
+    broken, odd, pickled = tmp_path / "broken.safetensors", tmp_path / "odd.pt", tmp_path / "text.pt"
+    save_file({"a": torch.ones(100)}, broken)
+    broken.write_bytes(broken.read_bytes()[:-50])
+    torch.save([1, 2], odd)
+    pickled.write_text("no weights")
+    (tmp_path / "empty").mkdir()
+    assert "holds no model.safetensors and no checkpoint.pt" in fails(capsys, 2, "inspect", str(tmp_path / "empty"))
+    assert "is not a whole safetensors file" in fails(capsys, 2, "inspect", str(broken))
+    assert "holds no weights by name" in fails(capsys, 2, "inspect", str(odd))
+    assert "is not a state dict" in fails(capsys, 2, "inspect", str(pickled))

@@ -1,0 +1,277 @@
+"""Plots and histograms from run folders: numbers checked by hand, pictures that fit what they show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from pareback.lab import plot_convergence, plot_histograms, plot_layers, plot_style
+from pareback.lab.histogram import Histogram, histograms_of
+from pareback.lab.recipe import DataRecipe, GoalRecipe, Recipe, TrainRecipe
+from pareback.lab.record import Record, read_record, write_record
+from pareback.lab.trainer import train
+from pareback.shrink import shrink
+
+
+def record(name: str = "run", layers: int = 3, epochs: int = 4, sparsity: float | None = 0.9) -> Record:
+    """A run with layers of growing sparsity, without any training."""
+    pruned = sparsity is not None
+    tensors = [
+        {
+            "name": f"blocks.{number // 2}.conv{number % 2 + 1}.weight",
+            "shape": [10, 10, 1, 1],
+            "size": 100,
+            "nonzeros": 100 - number if pruned else 100,
+            "pruned": pruned,
+            "sigma": 1.0 if pruned else None,
+            "threshold": 1.5 if pruned else None,
+        }
+        for number in range(layers)
+    ]
+    metrics = [
+        {"epoch": epoch, "test_accuracy": 50.0 + epoch, "sparsity": sparsity and sparsity * epoch / epochs}
+        for epoch in range(1, epochs + 1)
+    ]
+    histogram = Histogram("blocks.0.conv1.weight", [10, 10, 1, 1], 100, 10, 3.0, [0, 1, 2, 0, 2], 1.0, 1.5)
+    result = {
+        "name": name,
+        "seed": 0,
+        "accuracy": 60.0,
+        "sparsity": sparsity or 0.0,
+        "pruned_weights": 100 * layers if pruned else 0,
+        "tensors": tensors,
+        "recipe": {"model": {"thin": None}},
+    }
+    return Record(result, tuple(metrics), (histogram,) if pruned else ())
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of whatever is drawn, to look into."""
+    seen: list[Any] = []
+    real = plot_style.figure
+
+    @contextmanager
+    def figure(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
+        with real(*args, **kwargs) as (drawn, axes):
+            yield drawn, axes
+            drawn.canvas.draw()
+            seen.append((drawn, axes))
+
+    for module in (plot_layers, plot_convergence, plot_histograms):
+        monkeypatch.setattr(module, "figure", figure)
+    return seen
+
+
+# -- per-layer sparsity ----------------------------------------------------------------------------------------------
+
+
+def test_layers_show_each_runs_sparsity(panels: list[Any], tmp_path: Path) -> None:
+    """A line per run, a tick per layer, percentages of zeros."""
+    path = plot_layers.plot({"": [record("a"), record("b")]}, tmp_path / "new" / "layers.png")
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+    panel = panels[0][1][0][0]
+    assert [list(line.get_ydata()) for line in panel.lines] == [pytest.approx([0.0, 1.0, 2.0])] * 2
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == [
+        "blocks.0.conv1",
+        "blocks.0.conv2",
+        "blocks.1.conv1",
+    ]
+    assert [text.get_text() for text in panels[0][0].legends[0].get_texts()] == [
+        "a (90.00 % in all)",
+        "b (90.00 % in all)",
+    ]
+
+
+def test_nothing_overlaps_with_17_layers_and_six_runs(panels: list[Any], tmp_path: Path) -> None:
+    """Ticks keep apart from each other, the legend from the data, and everything stays inside the picture."""
+    plot_layers.plot({"": [record(f"budget-wavg-{number}", 17) for number in range(6)]}, tmp_path / "layers.png")
+    drawn, axes = panels[0]
+    boxes = [tick.get_window_extent() for tick in axes[0][0].get_xticklabels()]
+    assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
+    legend = drawn.legends[0].get_window_extent()
+    assert legend.y1 <= min(box.y0 for box in boxes)
+    assert 0 <= legend.x0 < legend.x1 <= drawn.bbox.x1
+    looks = {(line.get_color(), line.get_marker()) for line in axes[0][0].lines}
+    assert len(looks) == 6
+
+
+# -- convergence -----------------------------------------------------------------------------------------------------
+
+
+def test_convergence_shows_accuracy_and_sparsity(panels: list[Any], tmp_path: Path) -> None:
+    """The dense run in black and above alone; epochs that were not evaluated are left out."""
+    dense, pruned = record("dense", sparsity=None), record("pruned")
+    dense.metrics[1]["test_accuracy"] = None
+    plot_convergence.plot({"": [dense, pruned]}, tmp_path / "convergence.png")
+    above, below = (row[0] for row in panels[0][1])
+    assert [list(line.get_xdata()) for line in above.lines] == [[1, 3, 4], [1, 2, 3, 4]]
+    assert above.lines[0].get_color() == plot_style.DENSE
+    assert [list(line.get_ydata()) for line in below.lines] == [pytest.approx([22.5, 45.0, 67.5, 90.0])]
+
+
+def test_a_run_has_the_same_colour_in_every_plot(panels: list[Any], tmp_path: Path) -> None:
+    """Dense and thinned runs, which have no layers to show, take none of the pruned runs' colours."""
+    dense, thinned, pruned = record("dense", sparsity=None), record("thin", sparsity=None), record("pruned")
+    thinned.result["recipe"]["model"]["thin"] = 0.15
+    plot_convergence.plot({"": [dense, thinned, pruned]}, tmp_path / "convergence.png")
+    plot_layers.plot({"": [pruned]}, tmp_path / "layers.png")
+    colours = [line.get_color() for line in panels[0][1][0][0].lines]
+    assert colours == [plot_style.DENSE, plot_style.THINNED, panels[1][1][0][0].lines[0].get_color()]
+
+
+def test_first_epochs_do_not_squeeze_the_rest(panels: list[Any], tmp_path: Path) -> None:
+    """Forty epochs at 70 % and above after one at 1 %: the axis begins near 70."""
+    run = record(epochs=40)
+    for row in run.metrics:
+        row["test_accuracy"] = 1.0 if row["epoch"] == 1 else 70.0 + 0.1 * row["epoch"]
+    plot_convergence.plot({"": [run]}, tmp_path / "convergence.png")
+    low, high = panels[0][1][0][0].get_ylim()
+    assert 69.0 < low < 71.0 < 74.0 < high < 75.0
+
+
+def test_one_epoch_is_enough(tmp_path: Path) -> None:
+    """A shortened run can be drawn, too, and groups stand side by side."""
+    path = plot_convergence.plot({"one": [record(epochs=1)], "two": [record(epochs=1)]}, tmp_path / "convergence.png")
+    assert path.exists()
+
+
+# -- histograms ------------------------------------------------------------------------------------------------------
+
+
+def result(threshold: float | None, shrink_: str | None, kind: str = "budget") -> dict[str, Any]:
+    """What result.json says of one tensor of 2,000 weights."""
+    entry = {"name": "w", "shape": [40, 50], "size": 2000, "pruned": threshold is not None}
+    entry |= {"sigma": None if threshold is None else 1.0, "threshold": threshold}
+    goal = {"kind": kind, "enforce": "exact", "shrink": shrink_, "min_size": 1000}
+    return {"tensors": [entry], "recipe": {"goal": goal}}
+
+
+@pytest.mark.parametrize(("named", "exponent"), [("hard", math.inf), (None, 3.0), ("soft", 1.0)])
+def test_histograms_undo_the_shrink(named: str | None, exponent: float, tmp_path: Path) -> None:
+    """What is counted are the latent weights beyond the threshold, whatever the shrink made of them."""
+    torch.manual_seed(0)
+    latent = torch.randn(40, 50)
+    save_file({"w": shrink(latent, 1.5, exponent)}, tmp_path / "w.safetensors")
+    (found,) = histograms_of(result(1.5, named), tmp_path / "w.safetensors")
+    kept = latent[latent.abs() >= 1.5]
+    assert found.nonzeros == len(kept)
+    assert sum(found.counts) >= 0.999 * len(kept)
+    middles = [(low + high) / 2 for low, high in pairwise(found.edges)]
+    assert all(abs(middle) >= 1.5 - found.width for middle, count in zip(middles, found.counts, strict=True) if count)
+    for place in (2.0, -2.0):
+        bin_ = next(number for number, low in enumerate(found.edges) if low <= place < low + found.width)
+        low = found.edges[bin_]
+        assert found.counts[bin_] == pytest.approx(int(((kept >= low) & (kept < low + found.width)).sum()), abs=1)
+
+
+def test_the_gaussian_counts_like_the_bins(tmp_path: Path) -> None:
+    """Normal weights fill dense bins as the fitted Gaussian says, within chance."""
+    torch.manual_seed(0)
+    save_file({"w": 0.1 * torch.randn(40, 50)}, tmp_path / "w.safetensors")
+    (found,) = histograms_of(result(None, None, "dense"), tmp_path / "w.safetensors")
+    assert found.threshold is None
+    assert found.sigma == pytest.approx(0.1, rel=0.05)
+    total = sum(found.gaussian((low + high) / 2) for low, high in pairwise(found.edges))
+    assert total == pytest.approx(2000, rel=0.01)
+    assert sum(found.counts[40 - 5 : 40 + 6]) == pytest.approx(11 * found.gaussian(0.0), rel=0.15)
+
+
+def test_an_empty_layer_and_missing_weights(tmp_path: Path) -> None:
+    """A tensor of zeros has no counts; without the weights there is no histogram."""
+    save_file({"w": torch.zeros(40, 50)}, tmp_path / "w.safetensors")
+    (found,) = histograms_of(result(1.5, "hard"), tmp_path / "w.safetensors")
+    assert (found.nonzeros, sum(found.counts)) == (0, 0)
+    assert histograms_of(result(1.5, "hard"), tmp_path / "gone.safetensors") == ()
+
+
+def test_histograms_show_threshold_and_gaussian(panels: list[Any], tmp_path: Path) -> None:
+    """Bars, a bell and two lines; runs without histograms are left out, and none at all still makes a picture."""
+    plot_histograms.plot([record(), record(sparsity=None)], tmp_path / "histograms.png")
+    axes = panels[0][1]
+    assert axes.shape == (1, 1)
+    assert [line.get_xdata()[0] for line in axes[0][0].lines[1:]] == [-1.5, 1.5]
+    assert axes[0][0].get_title() == "blocks.0.conv1, 10.00 % kept"
+    assert plot_histograms.plot([record(sparsity=None)], tmp_path / "none.png").exists()
+
+
+def test_histograms_choose_layers_from_first_to_last(panels: list[Any], tmp_path: Path) -> None:
+    """Of seven layers three are shown; a run with fewer leaves its last panels blank."""
+    full = record()
+    many = [Histogram(f"{n}.weight", [2, 50], 100, 10, 3.0, [1, 0, 1], 1.0, None) for n in range(7)]
+    plot_histograms.plot([Record(full.result, full.metrics, tuple(many)), full], tmp_path / "histograms.png")
+    axes = panels[0][1]
+    assert [panel.get_title() for panel in axes[0]] == ["0: 2×50, dense", "3: 2×50, dense", "6: 2×50, dense"]
+    assert [panel.axison for panel in axes[1]] == [True, False, False]
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, as short as it gets."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("plots") / "run"
+    goal = GoalRecipe("budget", sparsity=0.9)
+    train(Recipe(data=DataRecipe(batch_size=256), goal=goal, train=TrainRecipe(epochs=2)), out, quiet=True)
+    torch.set_num_threads(before)
+    return out
+
+
+def test_a_record_is_the_folder_without_weights(folder: Path, tmp_path: Path) -> None:
+    """Written and read again it is the same but for the command line and rounding, and it is small."""
+    whole = read_record(folder)
+    write_record(whole, tmp_path / "rows" / "run.json")
+    again = read_record(tmp_path / "rows" / "run.json")
+    assert again.histograms == whole.histograms
+    assert [row["epoch"] for row in again.metrics] == [1, 2]
+    assert again.metrics[1]["loss"] == pytest.approx(whole.metrics[1]["loss"], abs=1e-6)
+    assert {key for key in whole.result if whole.result[key] != again.result[key]} == {"environment"}
+    assert again.result["environment"]["command"].startswith("pareback")
+    assert (tmp_path / "rows" / "run.json").stat().st_size < 10_000
+
+
+def test_a_record_holds_no_path_of_the_machine(folder: Path, tmp_path: Path) -> None:
+    """Neither of the data nor of the program."""
+    whole = read_record(folder)
+    whole.result["recipe"]["data"]["path"] = "/home/someone/cifar100.npz"
+    whole.result["environment"]["argv"] = ["/home/someone/pareback", "train", "--out", "/home/someone/runs/x"]
+    write_record(whole, tmp_path / "run.json")
+    assert "someone" not in (tmp_path / "run.json").read_text()
+    again = read_record(tmp_path / "run.json").result
+    assert (again["recipe"]["data"]["path"], again["environment"]["command"]) == (
+        "cifar100.npz",
+        "pareback train --out x",
+    )
+
+
+def test_plots_take_a_real_run(folder: Path, tmp_path: Path) -> None:
+    """And the same run gives the same bytes, so that committed pictures change with their runs alone."""
+    run = read_record(folder)
+    for plot in (plot_layers.plot, plot_convergence.plot):
+        assert plot({"": [run]}, tmp_path / "a.png").read_bytes() == plot({"": [run]}, tmp_path / "b.png").read_bytes()
+    assert plot_histograms.plot([run], tmp_path / "c.png").exists()
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    """In one sentence each."""
+    with pytest.raises(FileNotFoundError, match="Give a run's folder or the file"):
+        read_record(tmp_path / "gone.json")
+    with pytest.raises(FileNotFoundError, match="holds no finished run"):
+        read_record(tmp_path)
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ValueError, match="is not the record of a run"):
+            read_record(tmp_path / "bad.json")

@@ -1,0 +1,77 @@
+"""Every recipe file parses, can be trained, and is what its table says it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pareback.lab.checks import check
+from pareback.lab.goals import goal_of
+from pareback.lab.models import build
+from pareback.lab.paper import EPOCHS, EXPERIMENTS, PRECISION, WIDTH
+from pareback.lab.reading import read
+from pareback.lab.recipe import GoalRecipe
+from pareback.selection import select
+
+ROOT = Path(__file__).parents[2] / "recipes"
+FILES = sorted(ROOT.rglob("*.yaml"))
+NAMES = sorted({row.name for experiment in EXPERIMENTS.values() for row in experiment.rows})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_parses_and_builds_its_goal_and_model(path: Path) -> None:
+    """And says in its first lines what it is and how to run it."""
+    recipe = read(path)
+    check(recipe)
+    assert (goal_of(recipe.goal) is None) == (recipe.goal.kind == "dense")
+    with torch.device("meta"):  # shapes without memory
+        model = build(recipe.model, 100, (3, 32, 32))
+    assert sum(p.numel() for p in model.parameters()) == (1_671_832 if recipe.name == "thin" else 11_012_036)
+    about, command = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert about.startswith("# ")
+    assert command == f"#   pareback train recipes/paper/{path.name} --data.path cifar100.npz"
+    assert recipe.name == path.stem
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_differ_in_goal_and_thinning_alone(name: str) -> None:
+    """Data, optimizer, schedule and training are the dense row's, with the paper's length and width."""
+    row, dense = (read(ROOT / "paper" / f"{which}.yaml") for which in (name, "dense"))
+    assert (row.data, row.optimizer, row.schedule, row.train) == (
+        dense.data,
+        dense.optimizer,
+        dense.schedule,
+        dense.train,
+    )
+    assert (row.train.epochs, row.model.width, row.train.precision) == (EPOCHS, WIDTH, PRECISION)
+    assert (row.schedule.kind, row.schedule.every) == ("restarts", 40)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("dense", "thin")])
+def test_pruned_rows_prune_the_convolutions_alone(name: str) -> None:
+    """10,948,608 weights, as the paper's numbers of parameters imply: neither stem nor classifier."""
+    recipe = read(ROOT / "paper" / f"{name}.yaml")
+    with torch.device("meta"):
+        model = build(recipe.model, 100, (3, 32, 32))
+    chosen = select(model, recipe.goal.include, recipe.goal.exclude, recipe.goal.min_size)
+    assert sum(s.parameter.numel() for s in chosen) == 10_948_608
+    assert {s.parameter.ndim for s in chosen} == {4}
+
+
+def test_the_goals_are_the_tables() -> None:
+    """Each row asks for what its name says; what is not named is the library's default."""
+    goals = {name: read(ROOT / "paper" / f"{name}.yaml").goal for name in NAMES}
+    assert goals["dense"] == goals["thin"] == GoalRecipe()
+    assert [goals[name].bound for name in ("fixed-bs", "fixed-ga", "fixed-ga-no-ste")] == ["search", *["gaussian"] * 2]
+    assert [name for name in NAMES if not goals[name].straight_through] == ["fixed-ga-no-ste"]
+    assert [(goals[n].enforce, goals[n].average, goals[n].weight) for n in ("budget-avg", "budget-wavg")] == [
+        ("squared", "mean", 10.0),
+        ("squared", "size", 10.0),
+    ]
+    for percent in (85, 90, 95, 98, 99):
+        exact = goals[f"exact-{percent}"]
+        assert (exact.sparsity, exact.enforce, exact.shrink, exact.ramp) == (percent / 100, "exact", "power", 0.5)
+    others = [goal for name, goal in goals.items() if goal.kind != "dense" and not name.startswith("exact")]
+    assert {(goal.sparsity, goal.shrink, goal.ramp) for goal in others} == {(0.85, "hard", 0.0)}
