@@ -1,0 +1,172 @@
+"""A safetensors file as such: arrays and texts under names, written at once and read one by one.
+
+Read and written here rather than by the package of that name, which needs NumPy to write, and whose reader maps the
+file: a file cut off while it is read would then end the process instead of raising an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from .atomic import replacing
+from .dtypes import ITEM_SIZES, numel
+from .errors import BadFile
+from .header import METADATA, MOST_BYTES, Part, checksum, compose, interpret
+
+#: The metadata entry with the checksums, eight hexadecimal digits each: of the header, then of each part as they lie.
+CHECKSUMS = "crc32"
+
+#: Bytes that are read, written or summed at a time.
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is to be written: a name, a type and a shape, and a contiguous tensor with the bytes."""
+
+    name: str
+    code: str
+    shape: Sequence[int]
+    data: Tensor
+
+
+def write(path: Path, pieces: Sequence[Piece], metadata: Mapping[str, str], checksums: bool) -> None:
+    """Write a file that appears whole or not at all; its header keeps the order of ``pieces``."""
+    _check_host()
+    # Wide items first, so that each array is aligned in a file that is mapped into memory.
+    lying = sorted(pieces, key=lambda piece: -ITEM_SIZES[piece.code])
+    parts, end = {}, 0
+    for piece in lying:
+        start, end = end, end + numel(piece.shape) * ITEM_SIZES[piece.code]
+        parts[piece.name] = Part(piece.name, piece.code, tuple(piece.shape), start, end)
+    listed = [parts[piece.name] for piece in pieces]
+    sums = [checksum(listed, metadata), *(0 for _ in lying)]
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        file.write(compose(listed, {**metadata, CHECKSUMS: _joined(sums)} if checksums else metadata))
+        # Summed as they are written: a model that is being trained meanwhile still gives a file that can be read.
+        sums[1:] = [_write_data(file, piece.data) for piece in lying]
+        if checksums:
+            file.seek(0)
+            file.write(compose(listed, {**metadata, CHECKSUMS: _joined(sums)}))
+
+
+class Reader:
+    """An open file: ``parts`` in the order of the header and ``metadata``, both found to be sound.
+
+    Nothing else has been read yet, and nothing is read but what is asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        _check_host()
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {str(path)!r}.")
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+        try:
+            self.bytes = os.fstat(self._file.fileno()).st_size
+            length = int.from_bytes(self._read(0, 8), "little")
+            if length > min(MOST_BYTES, self.bytes - 8):
+                raise BadFile("its header is cut off, or the file is of another kind")
+            self.header_bytes = self._data = 8 + length
+            self.parts, self.metadata = interpret(self._read(8, length), self.bytes - self._data)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def read(self, part: Part, dtype: torch.dtype) -> Tensor:
+        """Return a part's bytes as a flat tensor of any type."""
+        return _as_tensor(self._read(self._data + part.start, part.bytes), dtype)
+
+    def blocks(self, part: Part, dtype: torch.dtype, step: int) -> Iterator[Tensor]:
+        """Yield a part's bytes as flat tensors of at most ``step`` bytes, a multiple of the type's size."""
+        for start in range(part.start, part.stop, step):
+            yield _as_tensor(self._read(self._data + start, min(step, part.stop - start)), dtype)
+
+    def verify(self) -> None:
+        """Raise BadFile unless every checksum is right."""
+        for part, there in zip(self.lying(), self.checksums()[1:], strict=True):
+            total = 0
+            for start in range(part.start, part.stop, BLOCK):
+                total = zlib.crc32(self._read(self._data + start, min(BLOCK, part.stop - start)), total)
+            if total != there:
+                raise BadFile(f"the checksum of {part.name!r} is wrong")
+
+    def checksums(self) -> list[int]:
+        """Return the checksums of the header, which is right, and of the parts as they lie in the file."""
+        text = self.metadata.get(CHECKSUMS, "")
+        if len(text) != 8 * (len(self.parts) + 1):
+            raise BadFile("its checksums are missing")
+        try:
+            sums = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+        except ValueError:
+            raise BadFile("its checksums are not numbers") from None
+        said = {key: value for key, value in self.metadata.items() if key != CHECKSUMS}
+        if sums[0] != checksum(self.parts.values(), said) or text != _joined(sums):
+            raise BadFile("the checksum of its header is wrong")
+        return sums
+
+    def lying(self) -> list[Part]:
+        """Return the parts as they lie in the file; of several at one place, empty ones come first."""
+        return sorted(self.parts.values(), key=lambda part: (part.start, part.stop))
+
+    def _read(self, start: int, count: int) -> bytearray:
+        """Read exactly so many bytes, which the file has been found to hold."""
+        if start + count > self.bytes:
+            raise BadFile("it is too short")
+        data = bytearray(count)
+        window, done = memoryview(data), 0
+        self._file.seek(start)
+        while done < count:
+            got = self._file.readinto(window[done:])
+            if not got:
+                raise BadFile("it became shorter while it was read")
+            done += got
+        return data
+
+
+def check_name(name: object) -> None:
+    """Raise unless a tensor can go by ``name`` in a file."""
+    if not isinstance(name, str):
+        raise TypeError(f"The state dict has the key {name!r}. Name tensors with text.")
+    if name == METADATA or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"A tensor is called {name!r}, which a safetensors file cannot hold. Rename it.")
+
+
+def _joined(sums: Sequence[int]) -> str:
+    return "".join(f"{number:08x}" for number in sums)
+
+
+def _as_tensor(data: bytearray, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
+def _write_data(file: IO[bytes], data: Tensor) -> int:
+    """Write a tensor's bytes, through a buffer, as torch shows no memory without NumPy; return their checksum."""
+    raw = data.reshape(-1).view(torch.uint8)
+    total = 0
+    for start in range(0, len(raw), BLOCK):
+        buffer = bytearray(min(BLOCK, len(raw) - start))
+        torch.frombuffer(buffer, dtype=torch.uint8).copy_(raw[start : start + len(buffer)])
+        file.write(buffer)
+        total = zlib.crc32(buffer, total)
+    return total
+
+
+def _check_host() -> None:
+    if sys.byteorder != "little":
+        raise RuntimeError("Files of weights are read and written on little-endian machines only.")

@@ -1,0 +1,73 @@
+"""Whether a file and a model belong together: the same names, shapes and types, and the same ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..wording import listed
+from .container import Reader
+from .contents import Contents, Shared, Stored
+from .dtypes import name_of
+from .geometry import overlaps_itself
+from .sharing import memory_key
+from .state import own_tensors
+
+
+def targets_in(model: nn.Module, contents: Contents, reader: Reader) -> dict[str, Tensor]:
+    """Return the model's tensors that a file is to be read into; raise ValueError if any of them does not fit."""
+    own = own_tensors(model)
+    held = set(contents.names)
+    lacking = [name for name in own if name not in held]
+    unknown = [name for name in contents.names if name not in own]
+    if lacking or unknown:
+        said = [f"lacks {listed(lacking)}"] * bool(lacking) + [f"holds {listed(unknown)} besides"] * bool(unknown)
+        raise ValueError(f"The file {' and '.join(said)}. Give the model that was saved, or one built like it.")
+    for name, target in own.items():
+        _check_fits(name, contents[name], target)
+    _check_ties(own, contents, reader)
+    return own
+
+
+def _check_fits(name: str, entry: Stored | Shared, target: Tensor) -> None:
+    if entry.shape != tuple(target.shape):
+        there, here = (_shape_text(shape) for shape in (entry.shape, tuple(target.shape)))
+        raise ValueError(f"{name!r} is {there} in the file and {here} in the model. Build the model that was saved.")
+    if entry.dtype != target.dtype:
+        there, here = name_of(entry.dtype), name_of(target.dtype)
+        raise ValueError(
+            f"{name!r} is {there} in the file and {here} in the model. Convert the model first: .to(torch.{there})."
+        )
+    if overlaps_itself(target.shape, target.stride()):
+        raise ValueError(f"{name!r} of the model is an expanded tensor, which cannot be filled. Clone it first.")
+
+
+def _check_ties(own: dict[str, Tensor], contents: Contents, reader: Reader) -> None:
+    """Refuse to write two different tensors into one."""
+    sums = dict(zip((part.name for part in reader.lying()), reader.checksums()[1:], strict=True))
+    seen: dict[Any, tuple[str, object]] = {}
+    for name, target in own.items():
+        place = memory_key(target)
+        if place is None:
+            continue
+        entry = contents[name]
+        written = _content(entry, contents, sums)
+        first, other = seen.setdefault(place, (name, written))
+        if written != other:
+            raise ValueError(
+                f"{first!r} and {name!r} are one tensor in the model and two different ones in the file. Untie them "
+                "first."
+            )
+
+
+def _content(entry: Stored | Shared, contents: Contents, sums: dict[str, int]) -> object:
+    """Return what is equal for tensors that a file holds the same values for."""
+    stored = contents.stored[entry.of] if isinstance(entry, Shared) else entry
+    parts = [part for part in (stored.values, stored.positions) if part is not None]
+    view = (entry.shape, entry.strides, entry.offset) if isinstance(entry, Shared) and entry.strides else None
+    return [sums[part.name] for part in parts], [part.code for part in parts], view
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "a single number"
