@@ -4,18 +4,36 @@ import sys
 
 from setuptools import Extension, setup
 
+FLAGS = ["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++17", "-pthread"]
 # No contraction into fused multiply-adds: pruned weights have to be equal bit for bit to those of PyTorch's operators.
-FLAGS = ["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++17", "-ffp-contract=off", "-pthread"]
+AS_WRITTEN = [] if sys.platform == "win32" else ["-ffp-contract=off"]
+FASTEST = [] if sys.platform == "win32" else ["-ffp-contract=fast", "-fno-math-errno"]
+
+
+def library(name: str, source: str, headers: list[str], flags: list[str]) -> Extension:
+    return Extension(
+        f"pareback.{name}",
+        sources=[source],
+        depends=headers,
+        extra_compile_args=FLAGS + flags,
+        language="c++",
+        optional=True,
+    )
+
 
 setup(
     ext_modules=[
-        Extension(
-            "pareback.kernels._native",
-            sources=["src/pareback/kernels/native.cpp"],
-            depends=["src/pareback/kernels/native_sweep.h"],
-            extra_compile_args=FLAGS,
-            language="c++",
-            optional=True,
-        )
+        library(
+            "kernels._native",
+            "src/pareback/kernels/native.cpp",
+            ["src/pareback/kernels/native_sweep.h", "src/pareback/kernels/pool.h"],
+            AS_WRITTEN,
+        ),
+        library(
+            "runtime._engine",
+            "src/pareback/runtime/engine.cpp",
+            ["src/pareback/runtime/lanes.h", "src/pareback/kernels/pool.h"],
+            FASTEST,
+        ),
     ]
 )

@@ -36,8 +36,10 @@ def _reader(tmp_path: Path) -> dict[str, object]:
 
 @pytest.mark.filterwarnings("ignore:finish\\(\\) was called after")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_run(page: Path, tmp_path: Path) -> None:
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every python block of a page runs, in order, in one session."""
+    monkeypatch.chdir(tmp_path)  # what an example writes is not left behind
+    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path))
     names = _reader(tmp_path)
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     for block in blocks:

@@ -7,6 +7,7 @@
 """
 
 from ._version import __version__
+from .artifact import BadFile, load, save
 from .flops import FlopCount, count_flops
 from .freeze import Frozen, freeze
 from .goal import Budget, Fixed, Goal, Unconstrained
@@ -15,9 +16,12 @@ from .parametrize import ParametrizedPruner
 from .plan import Plan, plan
 from .pruner import Pruner
 from .report import Report, inspect
+from .runtime import Engine, compile
 
 __all__ = [
+    "BadFile",
     "Budget",
+    "Engine",
     "Fixed",
     "FlopCount",
     "Frozen",
@@ -28,9 +32,12 @@ __all__ = [
     "Report",
     "Unconstrained",
     "__version__",
+    "compile",
     "count_flops",
     "freeze",
     "inspect",
+    "load",
     "plan",
     "prune_",
+    "save",
 ]

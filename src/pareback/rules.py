@@ -67,13 +67,15 @@ class SearchedBound(Rule):
 
     def _search(self, controller: Controller, bounds: Ends, recount: Recount, held: Tensor) -> Ends:
         state = controller.state
-        everything = [True] * len(state.r)
         bracket = Bracket(
             torch.zeros_like(state.r), torch.full_like(state.r, torch.inf), self.target, torch.zeros_like(state.r)
         )
+        open_ = torch.ones_like(held)  # whose count may have changed since the last one
         for number in range(self.passes):
-            torch._foreach_copy_([state.nonzero, state.band], list(recount(bounds, everything)))
-            if bool((held | self._met(controller)).all()):
+            for value, fresh in zip((state.nonzero, state.band), recount(bounds, open_.tolist()), strict=True):
+                value.copy_(torch.where(open_, fresh, value))
+            open_ = ~(held | self._met(controller))
+            if not bool(open_.any()):
                 break
             bracket = self._narrow(controller, bracket, number, held)
             bounds = controller.ends()

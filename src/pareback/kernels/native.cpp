@@ -5,20 +5,18 @@
 // number of threads. The sweeps are compiled for several instruction sets and chosen at run time.
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "pool.h"
 
 #if defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
 #else
-#include <pthread.h>
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
@@ -113,64 +111,6 @@ Block best_block() {
   return bf16 ? portable::block<uint16_t> : portable::block<float>;
 }
 
-// A few sleeping threads. They wait on a condition variable rather than spin: the machine is busy with PyTorch's own.
-class Pool {
- public:
-  void run(int threads, const std::function<void()>& work) {
-    std::lock_guard<std::mutex> one_caller(calls_);
-    grow(threads - 1);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      work_ = &work;
-      wanted_ = threads - 1;
-      running_ = threads - 1;
-      ++round_;
-    }
-    wake_.notify_all();
-    work();
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
-    work_ = nullptr;
-  }
-
- private:
-  void grow(int workers) {
-    while (static_cast<int>(threads_) < workers) {
-      const int index = static_cast<int>(threads_++);
-      uint64_t seen = round_;
-      std::thread([this, index, seen] { loop(index, seen); }).detach();
-    }
-  }
-
-  void loop(int index, uint64_t seen) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      wake_.wait(lock, [&] { return round_ != seen; });
-      seen = round_;
-      if (index >= wanted_) continue;
-      const std::function<void()>* work = work_;
-      lock.unlock();
-      (*work)();
-      lock.lock();
-      if (--running_ == 0) done_.notify_one();
-    }
-  }
-
-  std::mutex calls_, mutex_;
-  std::condition_variable wake_, done_;
-  const std::function<void()>* work_ = nullptr;
-  size_t threads_ = 0;
-  int wanted_ = 0, running_ = 0;
-  uint64_t round_ = 0;
-};
-
-Pool* pool = new Pool;  // never destroyed: its threads may outlive static destructors
-
-#if !defined(_WIN32)
-// A forked child has none of the parent's threads, and perhaps a mutex one of them held.
-const int registered = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
-#endif
-
 }  // namespace
 
 // Runs one pass over `count` tensors. `results` takes five doubles per tensor: square, peak, pull, kept, band.
@@ -194,7 +134,7 @@ EXPORT void pareback_pass(const Tensor* tensors, int64_t count, int32_t bf16, co
     }
   };
   if (threads > 1 && blocks > 1)
-    pool->run(static_cast<int64_t>(threads) < blocks ? threads : static_cast<int>(blocks), work);
+    pareback::shared_pool().run(static_cast<int64_t>(threads) < blocks ? threads : static_cast<int>(blocks), work);
   else
     work();
   for (int64_t i = 0; i < count; ++i) {

@@ -1,0 +1,5 @@
+"""The sparse CPU engine: compiles a pruned model for this machine and runs it."""
+
+from .engine import Engine, EngineReport, compile
+
+__all__ = ["Engine", "EngineReport", "compile"]

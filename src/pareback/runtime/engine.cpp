@@ -1,0 +1,302 @@
+// Runs pruned networks on the CPU: a program of steps over one arena of memory, each step divided among a few threads.
+//
+// Built with the package and called through ctypes, so the interpreter's lock is free while it runs. The work is
+// compiled for several instruction sets and chosen at run time; PAREBACK_ISA=avx2 or portable asks for a narrower one.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../kernels/pool.h"
+
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace {
+
+constexpr int kLanes = 16;
+
+enum Activation : int32_t { kNone, kRelu, kGelu };
+enum Kind : int32_t { kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather };
+
+// Where a run keeps its activations. Steps name them by offset, so that several runs can go on at once; −2 and below
+// are what the caller brought, its input and output.
+struct Arena {
+  float* base;
+  float* const* brought;
+  float* at(int64_t offset) const { return offset >= 0 ? base + offset : brought[-2 - offset]; }
+};
+
+struct Nonzero {
+  int32_t offset;  // bytes from the first input vector of a tile
+  float value;
+};
+
+// The structures below are mirrored by ctypes in library.py. Offsets count floats in the arena, −1 for none; planes and
+// rows count lane vectors.
+struct Conv {
+  const Nonzero* nonzeros;  // in order of block and output channel
+  const int32_t* rows;      // [blocks][channels + 1]
+  const float* weights;     // dense: [channels / C][taps][C]; null for a sparse one
+  const int32_t* offsets;   // dense: bytes per tap
+  const float* bias;
+  const uint16_t* valid;  // lanes that exist, by output position; null if all do
+  int64_t in, out, residual;
+  int64_t channels, height, width, blocks, taps, chunk;
+  int64_t in_row, out_plane, out_row, residual_plane, residual_row;
+  int32_t stride, activation, tile_height, tile_width;
+};
+
+struct Pointwise {
+  const float *scale, *shift;
+  const uint16_t* valid;
+  int64_t in, out, other;
+  int64_t channels, height, width;
+  int64_t in_plane, in_row, out_plane, out_row, other_plane, other_row;
+  int32_t activation;
+};
+
+struct Window {
+  const uint16_t* valid;
+  int64_t in, out;
+  int64_t channels, height, width;
+  int64_t in_plane, in_row, out_plane, out_row;
+  int32_t size, stride;
+};
+
+struct Mean {
+  int64_t in, out;
+  int64_t channels, height, width, in_plane, in_row, images, tiles;
+  float factor;
+};
+
+struct Columns {
+  const float* values;
+  const uint16_t* columns;
+  const int64_t* starts;  // [slices + 1]
+  const float* bias;      // [slices][16]
+  const int32_t* order;   // [slices][16]: which output a lane is, −1 for none
+  int64_t in, out, slices;
+  int32_t activation;
+};
+
+// Fills the ring around every plane with what the neighbouring lanes hold, or zeros.
+struct Halo {
+  const int32_t* positions;  // [count][2]: position within a plane to write, and to read
+  const int8_t* lanes;       // [count][16]: lane to read, −1 for zero
+  int64_t in, count, channels, plane;
+};
+
+// out[i] = in[index[i]], or zero where the index is negative, for every channel and image.
+struct Gather {
+  const int32_t* index;
+  int64_t in, out, count, channels, in_channel, out_channel, images, in_image, out_image, index_image;
+};
+
+struct Step {
+  int32_t kind;
+  const void* what;
+};
+
+using ConvItem = void (*)(const Conv&, const Arena&, int64_t item, float* waiting);
+
+struct Kernels {
+  ConvItem (*conv_of)(const Conv&);
+  void (*pointwise)(const Pointwise&, const Arena&, int64_t);
+  void (*maximum)(const Window&, const Arena&, int64_t);
+  void (*mean)(const Mean&, const Arena&, int64_t);
+  void (*columns)(const Columns&, const Arena&, int64_t);
+  int32_t positions;  // how many sums fit the registers
+};
+
+}  // namespace
+
+#define WIDTH 4
+#define SUFFIX portable
+#include "lanes.h"
+#undef WIDTH
+#undef SUFFIX
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define HAVE_X86 1
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#define WIDTH 8
+#define SUFFIX avx2
+#include "lanes.h"
+#undef WIDTH
+#undef SUFFIX
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
+#endif
+#define WIDTH 16
+#define SUFFIX avx512
+#include "lanes.h"
+#undef WIDTH
+#undef SUFFIX
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+namespace {
+
+const Kernels& best_kernels() {
+#ifdef HAVE_X86
+  const char* asked = std::getenv("PAREBACK_ISA");
+  const std::string isa = asked == nullptr ? "avx512" : asked;
+  __builtin_cpu_init();
+  if (isa == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return avx512::kernels;
+  if (isa != "portable" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
+#endif
+  return portable::kernels;
+}
+
+void fill_halo(const Halo& op, const Arena& arena, int64_t channel) {
+  float* plane = arena.at(op.in) + channel * op.plane * kLanes;
+  for (int64_t i = 0; i < op.count; ++i) {
+    float* to = plane + static_cast<int64_t>(op.positions[2 * i]) * kLanes;
+    const float* from = plane + static_cast<int64_t>(op.positions[2 * i + 1]) * kLanes;
+    const int8_t* lanes = op.lanes + i * kLanes;
+    for (int lane = 0; lane < kLanes; ++lane) to[lane] = lanes[lane] < 0 ? 0.0f : from[lanes[lane]];
+  }
+}
+
+void gather(const Gather& op, const Arena& arena, int64_t item) {
+  const int64_t image = item / op.channels, channel = item % op.channels;
+  const float* in = arena.at(op.in) + image * op.in_image + channel * op.in_channel;
+  float* out = arena.at(op.out) + image * op.out_image + channel * op.out_channel;
+  const int32_t* index = op.index + image * op.index_image;
+  for (int64_t i = 0; i < op.count; ++i) out[i] = index[i] < 0 ? 0.0f : in[index[i]];
+}
+
+int64_t items_of(const Conv& conv) {
+  const int64_t across = (conv.width + conv.tile_width - 1) / conv.tile_width;
+  if (conv.weights != nullptr) return conv.height * across * (conv.channels / conv.tile_height);
+  const int64_t down = (conv.height + conv.tile_height - 1) / conv.tile_height;
+  return down * across * ((conv.channels + conv.chunk - 1) / conv.chunk);
+}
+
+// Divides `items` among threads, in portions handed out as threads become free.
+template <typename Work>
+void divided(int threads, int64_t items, int64_t portion, const Work& work) {
+  std::atomic<int64_t> next{0};
+  const std::function<void()> loop = [&] {
+    for (int64_t first; (first = next.fetch_add(portion, std::memory_order_relaxed)) < items;)
+      work(first, std::min(items, first + portion));
+  };
+  if (threads > 1 && items > portion)
+    pareback::shared_pool().run(threads, loop);
+  else
+    loop();
+}
+
+template <typename Op>
+void over_channels(int threads, const Op& op, const Arena& arena, int64_t items,
+                   void (*work)(const Op&, const Arena&, int64_t)) {
+  divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) work(op, arena, item);
+  });
+}
+
+bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, int threads) {
+  const ConvItem item = kernels.conv_of(conv);
+  if (item == nullptr) return false;
+  const size_t waiting =
+      conv.weights == nullptr && conv.blocks > 1 ? conv.chunk * conv.tile_height * conv.tile_width * kLanes : 0;
+  divided(threads, items_of(conv), 1, [&](int64_t first, int64_t last) {
+    thread_local std::vector<float> memory;
+    if (memory.size() < waiting + kLanes) memory.resize(waiting + kLanes);
+    float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+    for (int64_t i = first; i < last; ++i) item(conv, arena, i, aligned);
+  });
+  return true;
+}
+
+template <typename Op>
+const Op& as(const Step& step) {
+  return *static_cast<const Op*>(step.what);
+}
+
+}  // namespace
+
+// Runs `count` steps. Returns −1, or the number of a step that this build does not know.
+EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float* const* brought, int32_t threads) {
+  static const Kernels& kernels = best_kernels();
+  const Arena arena{base, brought};
+  for (int64_t i = 0; i < count; ++i) {
+    const Step& step = steps[i];
+    switch (step.kind) {
+      case kConv:
+        if (!run_conv(kernels, as<Conv>(step), arena, threads)) return i;
+        break;
+      case kPointwise: {
+        const Pointwise& op = as<Pointwise>(step);
+        over_channels(threads, op, arena, op.channels, kernels.pointwise);
+        break;
+      }
+      case kMaximum: {
+        const Window& op = as<Window>(step);
+        over_channels(threads, op, arena, op.channels, kernels.maximum);
+        break;
+      }
+      case kMean: {
+        const Mean& op = as<Mean>(step);
+        over_channels(threads, op, arena, op.channels, kernels.mean);
+        break;
+      }
+      case kColumns: {
+        const Columns& op = as<Columns>(step);
+        over_channels(threads, op, arena, op.slices, kernels.columns);
+        break;
+      }
+      case kHalo: {
+        const Halo& op = as<Halo>(step);
+        over_channels(threads, op, arena, op.channels, fill_halo);
+        break;
+      }
+      case kGather: {
+        const Gather& op = as<Gather>(step);
+        over_channels(threads, op, arena, op.channels * op.images, gather);
+        break;
+      }
+      default:
+        return i;
+    }
+  }
+  return -1;
+}
+
+// The instruction set in use, for reports: 512, 256 or 128 bits.
+EXPORT int32_t pareback_register_bits() {
+  const Kernels& kernels = best_kernels();
+#ifdef HAVE_X86
+  if (&kernels == &avx512::kernels) return 512;
+  if (&kernels == &avx2::kernels) return 256;
+#endif
+  return &kernels == &portable::kernels ? 128 : 0;
+}
+
+// How many positions a tile may have before its sums no longer fit the registers.
+EXPORT int32_t pareback_positions() { return best_kernels().positions; }

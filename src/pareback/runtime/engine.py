@@ -1,0 +1,162 @@
+"""Compiles a pruned model for the CPU and runs it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import library, plain
+from .capture import Captured, capture
+from .joining import joined
+from .operations import Convolution, Name, Other
+from .stages import Plain, divided
+from .tuning import Tuner
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What the engine does itself, and what it leaves to PyTorch and why."""
+
+    layers: int  #: convolutions and linear layers in the engine's own kernels
+    left: tuple[tuple[str, str], ...]  #: operators that PyTorch runs, each with the reason
+    dense_batches: tuple[int, ...]  #: batch sizes at which PyTorch's dense operators were faster for the whole model
+    threads: int
+    register_bits: int
+
+    def __str__(self) -> str:
+        lines = [f"{self.layers} layers in the engine, {self.threads} threads, {self.register_bits}-bit registers"]
+        lines += [f"left to PyTorch: {operator} ({why})" for operator, why in self.left]
+        lines += [
+            f"at batch {batch} PyTorch's dense operators are faster and run the model" for batch in self.dense_batches
+        ]
+        return "\n".join(lines)
+
+
+class Engine:
+    """A model compiled for this machine's CPU, called like the model; :func:`compile` makes it.
+
+    Calls from several threads may overlap. The interpreter's lock is free while the engine works.
+    """
+
+    def __init__(self, captured: Captured, threads: int) -> None:
+        self._captured, self._threads = captured, threads
+        self._names: list[str] = []
+        _each_name(captured.outputs, self._names.append)
+        self._operations = joined(captured.operations, self._names)
+        self._stages = divided(self._operations, captured, self._names, Tuner(threads))
+        self._dense: dict[int, bool] = {}
+        self._deciding = threading.Lock()
+
+    @torch.inference_mode()
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Return what the model returns, for a batch of any size."""
+        self._check(inputs)
+        batch = inputs[0].shape[0]
+        if batch not in self._dense:
+            with self._deciding:
+                if batch not in self._dense:
+                    self._dense[batch] = self._is_faster_dense(inputs)
+        return self._densely(inputs) if self._dense[batch] else self._sparsely(inputs)
+
+    def report(self) -> EngineReport:
+        """Return what runs where."""
+        left = [o for stage in self._stages if isinstance(stage, Plain) for o in stage.chain.operations]
+        named = {
+            (str(o.target), o.why) if isinstance(o, Other) else (type(o).__name__, "tiles cannot agree") for o in left
+        }
+        layers = [o for s in self._stages if not isinstance(s, Plain) for o in s.chain.operations]
+        return EngineReport(
+            sum(isinstance(o, Convolution) for o in layers),
+            tuple(sorted(named)),
+            tuple(sorted(batch for batch, dense in self._dense.items() if dense)),
+            self._threads,
+            library.register_bits(),
+        )
+
+    def _check(self, inputs: tuple[Tensor, ...]) -> None:
+        names = self._captured.inputs
+        if len(inputs) != len(names):
+            raise TypeError(f"The model takes {len(names)} inputs, {len(inputs)} were given.")
+        for name, x in zip(names, inputs, strict=True):
+            if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dtype != self._captured.dtypes[name]:
+                raise TypeError(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
+            wanted = self._captured.shape(name, x.shape[0] if x.ndim else 0)
+            if tuple(x.shape) != wanted:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch.")
+
+    def _values(self, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+        return {**self._captured.constants, **dict(zip(self._captured.inputs, inputs, strict=True))}
+
+    def _sparsely(self, inputs: tuple[Tensor, ...]) -> Any:
+        values = self._values(inputs)
+        for stage in self._stages:
+            stage.run(values, inputs[0].shape[0], self._threads)
+        return self._result(values)
+
+    def _densely(self, inputs: tuple[Tensor, ...]) -> Any:
+        values = self._values(inputs)
+        for operation in self._operations:
+            values[operation.out] = plain.run(operation, values)
+        return self._result(values)
+
+    def _result(self, values: dict[str, Any]) -> Any:
+        return torch.utils._pytree.tree_map(
+            lambda leaf: values[leaf.text] if isinstance(leaf, Name) else leaf, self._captured.outputs
+        )
+
+    def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Try both ways on a batch of this size, in turn."""
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(4):
+            for dense, run in ((False, self._sparsely), (True, self._densely)):
+                began = time.perf_counter()
+                run(inputs)
+                times[dense].append(time.perf_counter() - began)
+        return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+
+
+def _each_name(outputs: Any, call: Callable[[str], None]) -> None:
+    for leaf in torch.utils._pytree.tree_leaves(outputs):
+        if isinstance(leaf, Name):
+            call(leaf.text)
+
+
+def compile(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...], threads: int | None = None) -> Engine:
+    """Compile a pruned model for this machine's CPU.
+
+    Args:
+        model: any module that ``torch.export`` can read, with float32 weights on the CPU. It is not changed.
+        example_inputs: a batch like those the engine will be called with, of any size; a tuple for several inputs.
+        threads: how many threads a call may use; by default as many as torch uses.
+
+    The engine holds a copy of the weights: compile again after changing them.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10))
+    >>> engine = compile(model, torch.randn(1, 3, 8, 8), threads=1)
+    >>> x = torch.randn(5, 3, 8, 8)
+    >>> torch.allclose(engine(x), model(x), atol=1e-5)
+    True
+    """
+    if not library.available():
+        raise RuntimeError(
+            "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
+        )
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    number = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or torch.get_num_threads()
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            engine = Engine(capture(model, inputs), number)
+    finally:
+        model.train(was_training)
+    engine(*inputs)
+    return engine

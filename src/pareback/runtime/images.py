@@ -1,0 +1,208 @@
+"""A chain of operations over images, in lanes from beginning to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from . import library
+from .layout import LANES, Layout
+from .memory import Memory, Places
+from .operations import Affine, Average, Convolution, Largest, Operation, Sum, reads
+from .tiling import Shape, tiled
+from .tuning import Layer, Tuner
+
+ACTIVATIONS = {"none": library.NONE, "relu": library.RELU, "gelu": library.GELU}
+KINDS = (Convolution, Affine, Sum, Largest, Average)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operations that follow one another, what they read and what is read of them."""
+
+    operations: list[Operation]
+    inputs: list[str]
+    outputs: list[str]
+
+
+class ImageProgram:
+    """A chain for a certain number of images at once."""
+
+    def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner) -> None:
+        self.images = images
+        self._chain, self._shapes, self._tuner = chain, shapes, tuner
+        in_lanes = {name: shape for name, shape in shapes.items() if not self._is_average(name)}
+        self._layouts = tiled(chain.operations, in_lanes, images).layouts
+        self._places = Places()
+        self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
+        self._steps: list[library.Operation] = []
+        self._left = {name: sum(name in reads(o) for o in chain.operations) for name in in_lanes}
+        for name in chain.inputs:
+            self._pack(name)
+        for operation in chain.operations:
+            self._add(operation)
+        self._program = library.Program(self._steps)
+        self.memory = Memory(self._places.most)
+
+    def _is_average(self, name: str) -> bool:
+        return any(isinstance(o, Average) and o.out == name for o in self._chain.operations)
+
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int, threads: int) -> None:
+        """Compute images ``first`` to ``first + self.images`` of the batch."""
+        addresses = [t.data_ptr() + first * t[0].numel() * 4 for t in (*inputs, *outputs)]
+        with self.memory.arena() as arena:
+            self._program.run(arena, addresses, threads)
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _pack(self, name: str) -> None:
+        layout = self._layouts[name]
+        channels, height, width = self._shapes[name]
+        self._steps.append(
+            library.Gather(
+                index=layout.pixels(channels * height * width, width, 1),
+                in_=self._brought[name],
+                out=self._places.take(name, layout.floats),
+                count=layout.plane * LANES,
+                channels=channels,
+                in_channel=height * width,
+                out_channel=layout.plane * LANES,
+                images=1,
+            )
+        )
+
+    def _unpack(self, name: str) -> None:
+        layout = self._layouts[name]
+        channels, height, width = self._shapes[name]
+        pixels = height * width
+        self._steps.append(
+            library.Gather(
+                index=layout.places(),
+                in_=self._places.of(name),
+                out=self._brought[name],
+                count=pixels,
+                channels=channels,
+                in_channel=layout.plane * LANES,
+                out_channel=pixels,
+                images=self.images,
+                out_image=channels * pixels,
+                index_image=pixels,
+            )
+        )
+
+    def _add(self, operation: Operation) -> None:
+        if isinstance(operation, Average):
+            self._steps.append(self._average(operation))
+        else:
+            layout = self._layouts[operation.out]
+            self._places.take(operation.out, layout.floats)
+            self._steps.append(self._step(operation, layout))
+            if layout.halo:
+                positions, lanes = layout.ring()
+                self._steps.append(
+                    library.Halo(
+                        positions=positions,
+                        lanes=lanes,
+                        in_=self._places.of(operation.out),
+                        count=len(positions),
+                        channels=layout.channels,
+                        plane=layout.plane,
+                    )
+                )
+            if operation.out in self._chain.outputs:
+                self._unpack(operation.out)
+        for name in set(reads(operation)):
+            self._left[name] -= 1
+        for name in {*reads(operation), operation.out} & set(self._left):
+            if self._left[name] == 0:
+                self._places.give_back(name)
+
+    def _step(self, operation: Operation, layout: Layout) -> library.Operation:
+        match operation:
+            case Convolution():
+                source = self._layouts[operation.x]
+                layer = Layer(operation.taps, operation.bias, source, layout, ACTIVATIONS[operation.activation])
+                residual = operation.residual and (
+                    self._places.of(operation.residual),
+                    self._layouts[operation.residual],
+                )
+                return layer.operation(
+                    self._tuner.choose(layer),
+                    self._places.of(operation.x),
+                    self._places.of(operation.out),
+                    residual or None,
+                )
+            case Affine():
+                scale, shift = operation.scale.float(), operation.shift.float()
+                return self._pointwise(operation.x, None, layout, operation.out, operation.activation, scale, shift)
+            case Sum():
+                return self._pointwise(operation.x, operation.other, layout, operation.out, operation.activation)
+            case Largest():
+                source = self._layouts[operation.x]
+                edge = source.halo - operation.padding
+                return library.Window(
+                    valid=layout.valid(),
+                    in_=self._places.of(operation.x) + (edge * source.columns + edge) * LANES,
+                    out=self._inside(operation.out),
+                    channels=layout.channels,
+                    height=layout.tile_height,
+                    width=layout.tile_width,
+                    in_plane=source.plane,
+                    in_row=source.columns,
+                    out_plane=layout.plane,
+                    out_row=layout.columns,
+                    size=operation.size,
+                    stride=operation.stride,
+                )
+        raise TypeError(f"{type(operation).__name__} is not over images.")
+
+    def _pointwise(
+        self,
+        x: str,
+        other: str | None,
+        layout: Layout,
+        out: str,
+        activation: str,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+    ) -> library.Operation:
+        source = self._layouts[x]
+        beside = source if other is None else self._layouts[other]
+        return library.Pointwise(
+            scale=scale,
+            shift=shift,
+            valid=layout.valid(),
+            in_=self._inside(x),
+            out=self._inside(out),
+            other=-1 if other is None else self._inside(other),
+            channels=layout.channels,
+            height=layout.tile_height,
+            width=layout.tile_width,
+            in_plane=source.plane,
+            in_row=source.columns,
+            out_plane=layout.plane,
+            out_row=layout.columns,
+            other_plane=beside.plane,
+            other_row=beside.columns,
+            activation=ACTIVATIONS[activation],
+        )
+
+    def _average(self, operation: Average) -> library.Operation:
+        source = self._layouts[operation.x]
+        return library.Mean(
+            in_=self._inside(operation.x),
+            out=self._brought[operation.out],
+            channels=source.channels,
+            height=source.tile_height,
+            width=source.tile_width,
+            in_plane=source.plane,
+            in_row=source.columns,
+            images=self.images,
+            tiles=source.grid.tiles,
+            factor=1.0 / (source.height * source.width),
+        )
+
+    def _inside(self, name: str) -> int:
+        return self._places.of(name) + self._layouts[name].inside * LANES

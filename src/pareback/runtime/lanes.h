@@ -1,0 +1,349 @@
+// The work on activations in lanes, for registers of WIDTH floats. Included once per instruction set; see engine.cpp.
+//
+// An activation is float[channels][rows][columns][16]: sixteen lanes side by side, which are tiles of one image or the
+// same tile of several. Every tap of a convolution, whatever its shift or stride, is then one aligned load of a lane
+// vector, and a weight that is zero is simply not in the list.
+
+namespace {
+namespace SUFFIX {
+
+typedef float Register __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t IntRegister __attribute__((vector_size(4 * WIDTH)));
+constexpr int kRegisters = kLanes / WIDTH;
+
+struct Vec {
+  Register part[kRegisters];
+};
+
+#define EACH_PART for (int k = 0; k < kRegisters; ++k)
+
+inline Vec load(const float* from) {
+  Vec v;
+  std::memcpy(&v, __builtin_assume_aligned(from, 64), sizeof v);
+  return v;
+}
+
+inline void store(float* to, const Vec& v) { std::memcpy(__builtin_assume_aligned(to, 64), &v, sizeof v); }
+
+inline Vec broadcast(float x) {
+  Vec v;
+  EACH_PART v.part[k] = x - Register{};
+  return v;
+}
+
+inline void add(Vec& to, const Vec& v) { EACH_PART to.part[k] += v.part[k]; }
+
+inline void multiply_add(Vec& to, const Vec& weight, const float* from) {
+  const Register* at = static_cast<const Register*>(__builtin_assume_aligned(from, 64));
+  EACH_PART to.part[k] += weight.part[k] * at[k];
+}
+
+inline Register exponential(Register x) {  // of x in [-88, 0]
+  const Register scaled = x * 1.44269504f;
+  const IntRegister whole = __builtin_convertvector(scaled - 0.5f, IntRegister);
+  const Register rest = x - __builtin_convertvector(whole, Register) * 0.693147181f;
+  Register sum = rest * (1.0f / 5040.0f) + (1.0f / 720.0f);
+  sum = sum * rest + (1.0f / 120.0f);
+  sum = sum * rest + (1.0f / 24.0f);
+  sum = sum * rest + (1.0f / 6.0f);
+  sum = sum * rest + 0.5f;
+  sum = sum * rest + 1.0f;
+  sum = sum * rest + 1.0f;
+  const IntRegister power = (whole + 127) << 23;
+  Register two;
+  std::memcpy(&two, &power, sizeof two);
+  return sum * two;
+}
+
+inline Register gelu(Register x) {  // x/2·(1 + erf(x/√2)), erf by Abramowitz and Stegun 7.1.26, to 2e-7
+  const Register a = (x < 0.0f ? -x : x) * 0.70710678f;
+  const Register limited = a > 9.0f ? 9.0f - Register{} : a;
+  const Register t = 1.0f / (1.0f + 0.3275911f * limited);
+  const Register tail =
+      ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t *
+      exponential(-limited * limited);
+  const Register one_plus_erf = x < 0.0f ? tail : 2.0f - tail;
+  return 0.5f * x * one_plus_erf;
+}
+
+inline void activate(Vec& v, int32_t activation) {
+  const Register zero{};
+  if (activation == kRelu) EACH_PART v.part[k] = v.part[k] > zero ? v.part[k] : zero;
+  if (activation == kGelu) EACH_PART v.part[k] = gelu(v.part[k]);
+}
+
+inline void keep_valid(Vec& v, uint16_t valid) {
+  if (valid == 0xFFFF) return;
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (!(valid >> lane & 1)) lanes[lane] = 0.0f;
+  std::memcpy(&v, lanes, sizeof lanes);
+}
+
+// What happens to a tile of sums on its way to memory. Not inlined: there are some hundred shapes of tiles.
+__attribute__((noinline)) void finish(const Conv& conv, const Arena& arena, int64_t channel, int64_t row,
+                                      int64_t column, const Vec* sums, int height, int width) {
+  float* out = arena.at(conv.out) + ((channel * conv.out_plane) + row * conv.out_row + column) * kLanes;
+  const float* residual =
+      conv.residual < 0
+          ? nullptr
+          : arena.at(conv.residual) + (channel * conv.residual_plane + row * conv.residual_row + column) * kLanes;
+  for (int h = 0; h < height; ++h)
+    for (int w = 0; w < width; ++w) {
+      Vec v = sums[h * width + w];
+      if (residual != nullptr) add(v, load(residual + (h * conv.residual_row + w) * kLanes));
+      activate(v, conv.activation);
+      if (conv.valid != nullptr) keep_valid(v, conv.valid[(row + h) * conv.width + column + w]);
+      store(out + (h * conv.out_row + w) * kLanes, v);
+    }
+}
+
+// Sums that do not fit the registers would go through memory with every weight.
+#if WIDTH == 16 || defined(__aarch64__)
+constexpr int kRoom = 28;
+#else
+constexpr int kRoom = 14;
+#endif
+
+template <int H, int W, int S>
+inline __attribute__((always_inline)) void accumulate_one(const Nonzero& nonzero, const char* input, int64_t row_bytes,
+                                                          int64_t column_bytes, Vec* sums) {
+  const Vec weight = broadcast(nonzero.value);
+  const char* row = input + nonzero.offset;
+#pragma GCC unroll 8
+  for (int h = 0; h < H; ++h, row += row_bytes)
+#pragma GCC unroll 16
+    for (int w = 0; w < W; ++w)
+      multiply_add(sums[h * W + w], weight, reinterpret_cast<const float*>(row + w * column_bytes));
+}
+
+template <int H, int W, int S>
+inline __attribute__((always_inline)) void accumulate(const Nonzero* from, const Nonzero* to, const char* input,
+                                                      int64_t row_bytes, int64_t step, Vec* sums) {
+  const int64_t column_bytes = (S > 0 ? S : step) * kLanes * 4;
+  // A sum can take a product every four cycles. A small tile has several sums per position to keep both units busy.
+  constexpr int wanted = H * W >= 8 ? 1 : 8 / (H * W), fitting = kRoom / (H * W * kRegisters);
+  constexpr int copies = wanted < fitting ? wanted : fitting > 1 ? fitting : 1;
+  if constexpr (copies > 1) {
+    Vec more[copies - 1][H * W] = {};
+    for (; from + copies <= to; from += copies) {
+      accumulate_one<H, W, S>(from[0], input, row_bytes, column_bytes, sums);
+#pragma GCC unroll 8
+      for (int i = 1; i < copies; ++i)
+        accumulate_one<H, W, S>(from[i], input, row_bytes, column_bytes, more[i - 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 1; i < copies; ++i)
+#pragma GCC unroll 16
+      for (int j = 0; j < H * W; ++j) add(sums[j], more[i - 1][j]);
+  }
+  for (; from < to; ++from) accumulate_one<H, W, S>(*from, input, row_bytes, column_bytes, sums);
+}
+
+// One tile of positions for the output channels [first, last). Input channels come in blocks, so that what a block's
+// weights read stays in the first-level cache; between blocks the sums wait in `waiting`.
+template <int H, int W, int S>
+void sparse_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t column, int64_t first, int64_t last,
+                 float* waiting) {
+  const char* input = reinterpret_cast<const char*>(
+      arena.at(conv.in) + (row * conv.stride * conv.in_row + column * conv.stride) * kLanes);
+  const int64_t row_bytes = conv.stride * conv.in_row * kLanes * 4;
+  for (int64_t block = 0; block < conv.blocks; ++block) {
+    const int32_t* rows = conv.rows + block * (conv.channels + 1);
+    for (int64_t channel = first; channel < last; ++channel) {
+      Vec sums[H * W];
+      float* kept = waiting + (channel - first) * H * W * kLanes;
+      if (block == 0) {
+        const Vec bias = broadcast(conv.bias[channel]);
+#pragma GCC unroll 32
+        for (int i = 0; i < H * W; ++i) sums[i] = bias;
+      } else {
+#pragma GCC unroll 32
+        for (int i = 0; i < H * W; ++i) sums[i] = load(kept + i * kLanes);
+      }
+      accumulate<H, W, S>(conv.nonzeros + rows[channel], conv.nonzeros + rows[channel + 1], input, row_bytes,
+                          conv.stride, sums);
+      if (block + 1 < conv.blocks) {
+#pragma GCC unroll 32
+        for (int i = 0; i < H * W; ++i) store(kept + i * kLanes, sums[i]);
+      } else {
+        finish(conv, arena, channel, row, column, sums, H, W);
+      }
+    }
+  }
+}
+
+// The same for C output channels at once with all weights, which lie side by side per tap.
+template <int C, int W, int S>
+void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t column, int64_t group) {
+  const char* input = reinterpret_cast<const char*>(
+      arena.at(conv.in) + (row * conv.stride * conv.in_row + column * conv.stride) * kLanes);
+  const int64_t column_bytes = (S > 0 ? S : conv.stride) * kLanes * 4;
+  const float* weights = conv.weights + group * conv.taps * C;
+  Vec sums[C * W];
+#pragma GCC unroll 16
+  for (int c = 0; c < C; ++c) {
+    const Vec bias = broadcast(conv.bias[group * C + c]);
+#pragma GCC unroll 16
+    for (int w = 0; w < W; ++w) sums[c * W + w] = bias;
+  }
+  for (int64_t tap = 0; tap < conv.taps; ++tap, weights += C) {
+    const char* at = input + conv.offsets[tap];
+    Vec values[W];
+#pragma GCC unroll 16
+    for (int w = 0; w < W; ++w) values[w] = load(reinterpret_cast<const float*>(at + w * column_bytes));
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) {
+      const Vec weight = broadcast(weights[c]);
+#pragma GCC unroll 16
+      for (int w = 0; w < W; ++w) EACH_PART sums[c * W + w].part[k] += weight.part[k] * values[w].part[k];
+    }
+  }
+  for (int c = 0; c < C; ++c) finish(conv, arena, group * C + c, row, column, sums + c * W, 1, W);
+}
+
+template <int H, int W, int S>
+void sparse_item(const Conv& conv, const Arena& arena, int64_t item, float* waiting) {
+  const int64_t across = (conv.width + W - 1) / W, chunks = (conv.channels + conv.chunk - 1) / conv.chunk;
+  const int64_t tile = item / chunks, chunk = item % chunks;
+  // The last tile of a row or column is moved back to fit, and writes some positions again.
+  const int64_t row = std::min<int64_t>(tile / across * H, conv.height - H);
+  const int64_t column = std::min<int64_t>(tile % across * W, conv.width - W);
+  sparse_tile<H, W, S>(conv, arena, row, column, chunk * conv.chunk,
+                       std::min<int64_t>(conv.channels, (chunk + 1) * conv.chunk), waiting);
+}
+
+template <int C, int W, int S>
+void dense_item(const Conv& conv, const Arena& arena, int64_t item, float*) {
+  const int64_t across = (conv.width + W - 1) / W, groups = conv.channels / C;
+  const int64_t tile = item / groups;
+  const int64_t column = std::min<int64_t>(tile % across * W, conv.width - W);
+  dense_tile<C, W, S>(conv, arena, tile / across, column, item % groups);
+}
+
+// All shapes of tiles; the tuner chooses among those that fit.
+#define SPARSE_SHAPES(X)                                                                                      \
+  X(1, 1) X(1, 2) X(1, 4) X(1, 6) X(1, 7) X(1, 8) X(1, 12) X(1, 14) X(2, 1) X(2, 2) X(2, 4) X(2, 6) X(2, 7) X(2, 8) \
+  X(3, 4) X(3, 7) X(4, 1) X(4, 2) X(4, 4) X(4, 6) X(4, 7) X(7, 1) X(7, 2) X(7, 3)
+#define DENSE_SHAPES(X) X(1, 1) X(1, 4) X(1, 8) X(2, 4) X(2, 8) X(4, 1) X(4, 2) X(4, 4) X(4, 6) X(4, 7) X(8, 1) X(8, 2) X(8, 3) X(16, 1)
+
+template <int H, int W>
+ConvItem sparse_shape(int32_t stride) {
+  if constexpr (H * W * kRegisters <= kRoom || H * W <= 2)
+    return stride == 1 ? sparse_item<H, W, 1> : stride == 2 ? sparse_item<H, W, 2> : sparse_item<H, W, 0>;
+  return nullptr;
+}
+
+template <int C, int W>
+ConvItem dense_shape(int32_t stride) {
+  if constexpr ((C + 1) * W * kRegisters <= kRoom + 2 || C * W == 1)
+    return stride == 1 ? dense_item<C, W, 1> : dense_item<C, W, 0>;
+  return nullptr;
+}
+
+inline ConvItem conv_of(const Conv& conv) {
+#define SPARSE(h, w) \
+  if (conv.tile_height == h && conv.tile_width == w) return sparse_shape<h, w>(conv.stride);
+#define DENSE(c, w) \
+  if (conv.tile_height == c && conv.tile_width == w) return dense_shape<c, w>(conv.stride);
+  if (conv.weights == nullptr) {
+    SPARSE_SHAPES(SPARSE)
+  } else {
+    DENSE_SHAPES(DENSE)
+  }
+#undef SPARSE
+#undef DENSE
+  return nullptr;
+}
+
+// out = activation(in·scale + shift [+ other]), plane by plane.
+inline void pointwise_plane(const Pointwise& op, const Arena& arena, int64_t channel) {
+  const Vec scale = broadcast(op.scale == nullptr ? 1.0f : op.scale[channel]);
+  const Vec shift = broadcast(op.shift == nullptr ? 0.0f : op.shift[channel]);
+  for (int64_t row = 0; row < op.height; ++row) {
+    const float* in = arena.at(op.in) + (channel * op.in_plane + row * op.in_row) * kLanes;
+    float* out = arena.at(op.out) + (channel * op.out_plane + row * op.out_row) * kLanes;
+    const float* other =
+        op.other < 0 ? nullptr : arena.at(op.other) + (channel * op.other_plane + row * op.other_row) * kLanes;
+    for (int64_t column = 0; column < op.width; ++column) {
+      Vec v = shift;
+      multiply_add(v, scale, in + column * kLanes);
+      if (other != nullptr) add(v, load(other + column * kLanes));
+      activate(v, op.activation);
+      if (op.valid != nullptr) keep_valid(v, op.valid[row * op.width + column]);
+      store(out + column * kLanes, v);
+    }
+  }
+}
+
+// The largest of a window. The halo holds zeros, so the input must not be negative.
+inline void maximum_plane(const Window& op, const Arena& arena, int64_t channel) {
+  for (int64_t row = 0; row < op.height; ++row)
+    for (int64_t column = 0; column < op.width; ++column) {
+      const float* in = arena.at(op.in) +
+                        (channel * op.in_plane + row * op.stride * op.in_row + column * op.stride) * kLanes;
+      Vec most = load(in);
+      for (int64_t h = 0; h < op.size; ++h)
+        for (int64_t w = 0; w < op.size; ++w) {
+          const Vec v = load(in + (h * op.in_row + w) * kLanes);
+          EACH_PART most.part[k] = v.part[k] > most.part[k] ? v.part[k] : most.part[k];
+        }
+      if (op.valid != nullptr) keep_valid(most, op.valid[row * op.width + column]);
+      store(arena.at(op.out) + (channel * op.out_plane + row * op.out_row + column) * kLanes, most);
+    }
+}
+
+// Means over an image: out[image][channel].
+inline void mean_plane(const Mean& op, const Arena& arena, int64_t channel) {
+  Vec sum = broadcast(0.0f);
+  for (int64_t row = 0; row < op.height; ++row)
+    for (int64_t column = 0; column < op.width; ++column)
+      add(sum, load(arena.at(op.in) + (channel * op.in_plane + row * op.in_row + column) * kLanes));
+  float lanes[kLanes];
+  std::memcpy(lanes, &sum, sizeof lanes);
+  for (int64_t image = 0; image < op.images; ++image) {
+    float total = 0.0f;
+    for (int64_t lane = 0; lane < op.tiles; ++lane) total += lanes[image * op.tiles + lane];
+    arena.at(op.out)[image * op.channels + channel] = total * op.factor;
+  }
+}
+
+// y = activation(W·x + bias) for one x: sixteen outputs in lanes, each with its own columns.
+inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
+  const float* x = arena.at(op.in);
+  const float* value = op.values + op.starts[slice] * kLanes;
+  const uint16_t* column = op.columns + op.starts[slice] * kLanes;
+  const int64_t length = op.starts[slice + 1] - op.starts[slice];
+  Vec sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
+  int64_t i = 0;
+  for (; i + 4 <= length; i += 4)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      alignas(64) float gathered[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) gathered[lane] = x[column[(i + j) * kLanes + lane]];
+      multiply_add(sums[j], load(value + (i + j) * kLanes), gathered);
+    }
+  for (; i < length; ++i) {
+    alignas(64) float gathered[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) gathered[lane] = x[column[i * kLanes + lane]];
+    multiply_add(sums[0], load(value + i * kLanes), gathered);
+  }
+  for (int j = 1; j < 4; ++j) add(sums[0], sums[j]);
+  add(sums[0], load(op.bias + slice * kLanes));
+  activate(sums[0], op.activation);
+  float lanes[kLanes];
+  std::memcpy(lanes, &sums[0], sizeof lanes);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int32_t to = op.order[slice * kLanes + lane];
+    if (to >= 0) arena.at(op.out)[to] = lanes[lane];
+  }
+}
+
+#undef EACH_PART
+
+const Kernels kernels = {conv_of, pointwise_plane, maximum_plane, mean_plane, column_slice,
+                         kRoom / kRegisters};
+
+}  // namespace SUFFIX
+}  // namespace

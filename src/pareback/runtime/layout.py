@@ -1,0 +1,135 @@
+"""How an activation lies in memory: sixteen lanes side by side, which are tiles of one image or of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What the lanes are: ``images`` of them, each cut into ``down`` × ``across`` tiles."""
+
+    images: int
+    down: int
+    across: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of one image."""
+        return self.down * self.across
+
+    def lanes(self) -> Tensor:
+        """Return image, tile row and tile column of every lane that is used, as ``[3, lanes]``."""
+        lane = torch.arange(self.images * self.tiles)
+        return torch.stack([lane // self.tiles, lane % self.tiles // self.across, lane % self.across])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An activation of ``channels`` × ``height`` × ``width`` in lanes, with a ring of ``halo`` positions around tiles.
+
+    Memory is ``float[channels][rows][columns][16]``. A matrix of rows is an image of height 1.
+
+    >>> Layout(64, 32, 32, Grid(1, 4, 4), 8, 8, 1).rows
+    10
+    """
+
+    channels: int
+    height: int
+    width: int
+    grid: Grid
+    tile_height: int
+    tile_width: int
+    halo: int
+
+    @property
+    def rows(self) -> int:
+        """Positions of a plane, from top to bottom."""
+        return self.tile_height + 2 * self.halo
+
+    @property
+    def columns(self) -> int:
+        """Positions of a plane, from left to right."""
+        return self.tile_width + 2 * self.halo
+
+    @property
+    def plane(self) -> int:
+        """Positions of a plane."""
+        return self.rows * self.columns
+
+    @property
+    def floats(self) -> int:
+        """Numbers in memory."""
+        return self.channels * self.plane * LANES
+
+    @property
+    def inside(self) -> int:
+        """The first position that is not halo."""
+        return self.halo * self.columns + self.halo
+
+    def _pixels(self, halo: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return image, y and x of every position, so much halo included, and lane: ``[rows, columns, lanes]`` each."""
+        image, down, across = self.grid.lanes()
+        y = torch.arange(-halo, self.tile_height + halo).view(-1, 1, 1) + (down * self.tile_height)
+        x = torch.arange(-halo, self.tile_width + halo).view(1, -1, 1) + (across * self.tile_width)
+        y, x = torch.broadcast_tensors(y, x)
+        return image.expand_as(y), y, x
+
+    def _exists(self, y: Tensor, x: Tensor) -> Tensor:
+        return (y >= 0) & (y < self.height) & (x >= 0) & (x < self.width)
+
+    def pixels(self, image_stride: int, row_stride: int, column_stride: int) -> Tensor:
+        """Return where each position and lane of a plane, halo included, is found in a dense tensor; −1 for nowhere."""
+        image, y, x = self._pixels(self.halo)
+        at = image * image_stride + y * row_stride + x * column_stride
+        return _all_lanes(torch.where(self._exists(y, x), at, -1), -1).flatten().int()
+
+    def places(self) -> Tensor:
+        """Return where each pixel of each image is in a plane: ``[images, height × width]`` floats from its start."""
+        image, y, x = self._pixels(0)
+        position = torch.arange(self.tile_height).view(-1, 1, 1) * self.columns + torch.arange(self.tile_width).view(
+            1, -1, 1
+        )
+        lane = torch.arange(image.shape[-1])
+        at = ((position + self.inside) * LANES + lane).expand_as(image)
+        exists = self._exists(y, x)
+        found = torch.zeros(self.grid.images, self.height * self.width, dtype=torch.int32)
+        found[image[exists], (y * self.width + x)[exists]] = at[exists].int()
+        return found
+
+    def valid(self) -> Tensor | None:
+        """Return sixteen bits per position, set for lanes that hold a pixel; None if all do."""
+        _, y, x = self._pixels(0)
+        exists = self._exists(y, x)
+        if bool(exists.all()):
+            return None
+        bits = (_all_lanes(exists.long(), 0) << torch.arange(LANES)).sum(-1)
+        return torch.where(bits >= 2**15, bits - 2**16, bits).to(torch.int16).flatten()
+
+    def ring(self) -> tuple[Tensor, Tensor]:
+        """Return the halo's positions beside those they copy, ``[n, 2]``, and which lanes, ``[n, 16]``; −1 for zero."""
+        _, y, x = self._pixels(self.halo)
+        top = torch.arange(-self.halo, self.tile_height + self.halo).view(-1, 1)
+        left = torch.arange(-self.halo, self.tile_width + self.halo).view(1, -1)
+        outside = (top < 0) | (top >= self.tile_height) | (left < 0) | (left >= self.tile_width)
+        to = torch.arange(self.plane).view(self.rows, self.columns)
+        source = (top % self.tile_height + self.halo) * self.columns + left % self.tile_width + self.halo
+        image, down, across = self.grid.lanes()
+        from_down, from_across = (
+            down + (top // self.tile_height)[..., None],
+            across + (left // self.tile_width)[..., None],
+        )
+        lane = image * self.grid.tiles + from_down * self.grid.across + from_across
+        lane = torch.where(self._exists(y, x), lane, -1)
+        return torch.stack([to[outside], source[outside]], 1).int(), _all_lanes(lane, -1)[outside].to(torch.int8)
+
+
+def _all_lanes(values: Tensor, filler: int) -> Tensor:
+    """Pad the last dimension to sixteen lanes."""
+    missing = LANES - values.shape[-1]
+    return values if missing == 0 else torch.cat([values, values.new_full((*values.shape[:-1], missing), filler)], -1)

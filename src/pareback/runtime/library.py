@@ -1,0 +1,139 @@
+"""The compiled engine, as ctypes see it: the structures of engine.cpp, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+from torch import Tensor
+
+NONE, RELU, GELU = 0, 1, 2
+
+
+class _Structure(ctypes.Structure):
+    """A structure that keeps the tensors alive whose addresses it holds."""
+
+    def __init__(self, **values: Any) -> None:
+        self.kept = [value for value in values.values() if isinstance(value, Tensor)]
+        plain = {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in values.items()}
+        super().__init__(**plain)
+
+
+def _fields(kinds: str) -> Sequence[tuple[str, Any]]:
+    """Read ``"pointers: a b; int64: c"``."""
+    types = {"pointers": c_void_p, "int64": c_int64, "int32": c_int32, "float": c_float}
+    found = []
+    for group in kinds.split(";"):
+        kind, names = group.split(":")
+        found += [(name, types[kind.strip()]) for name in names.split()]
+    return found
+
+
+class Conv(_Structure):
+    """A convolution, sparse or dense, with what follows it."""
+
+    _fields_ = _fields(
+        "pointers: nonzeros rows weights offsets bias valid; int64: in_ out residual channels height width blocks taps"
+        " chunk in_row out_plane out_row residual_plane residual_row; int32: stride activation tile_height tile_width"
+    )
+
+
+class Pointwise(_Structure):
+    """A scale and shift per channel, a sum of two activations."""
+
+    _fields_ = _fields(
+        "pointers: scale shift valid; int64: in_ out other channels height width in_plane in_row out_plane out_row"
+        " other_plane other_row; int32: activation"
+    )
+
+
+class Window(_Structure):
+    """The largest of a window."""
+
+    _fields_ = _fields(
+        "pointers: valid; int64: in_ out channels height width in_plane in_row out_plane out_row; int32: size stride"
+    )
+
+
+class Mean(_Structure):
+    """The mean over an image."""
+
+    _fields_ = _fields("int64: in_ out channels height width in_plane in_row images tiles; float: factor")
+
+
+class Columns(_Structure):
+    """A sparse matrix times one vector."""
+
+    _fields_ = _fields("pointers: values columns starts bias order; int64: in_ out slices; int32: activation")
+
+
+class Halo(_Structure):
+    """The ring around tiles."""
+
+    _fields_ = _fields("pointers: positions lanes; int64: in_ count channels plane")
+
+
+class Gather(_Structure):
+    """A move from one arrangement to another."""
+
+    _fields_ = _fields(
+        "pointers: index; int64: in_ out count channels in_channel out_channel images in_image out_image index_image"
+    )
+
+
+KINDS: dict[type, int] = {Conv: 0, Pointwise: 1, Window: 2, Mean: 3, Columns: 4, Halo: 5, Gather: 6}
+Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (("kind", c_int32), ("what", c_void_p))
+
+
+def _library() -> Any:
+    found = importlib.util.find_spec("pareback.runtime._engine")
+    if found is None or found.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError:  # built for another machine
+        return None
+    library.pareback_run.restype = c_int64
+    return library
+
+
+_engine = _library()
+
+
+def available() -> bool:
+    """Whether the engine was built."""
+    return _engine is not None
+
+
+def register_bits() -> int:
+    """Return how wide the registers in use are."""
+    return int(_engine.pareback_register_bits())
+
+
+def positions() -> int:
+    """Return how many positions a tile may have before its sums no longer fit the registers."""
+    return int(_engine.pareback_positions())
+
+
+class Program:
+    """Operations in order, ready to run on any arena."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = list(operations)
+        self._steps = (_Step * len(operations))(*(_Step(KINDS[type(one)], ctypes.addressof(one)) for one in operations))
+
+    def run(self, arena: int, brought: Sequence[int], threads: int, first: int = 0, last: int | None = None) -> None:
+        """Run operations ``first`` to ``last`` with the arena and the caller's memory at these addresses."""
+        count = (len(self._operations) if last is None else last) - first
+        addresses = (c_void_p * len(brought))(*brought)
+        steps = ctypes.byref(self._steps, first * ctypes.sizeof(_Step))
+        wrong = _engine.pareback_run(steps, c_int64(count), c_void_p(arena), addresses, c_int32(threads))
+        if wrong >= 0:
+            raise RuntimeError(f"This build of the engine has no kernel for step {first + wrong}.")

@@ -1,0 +1,72 @@
+"""Memory of a program: places for activations that are needed at the same time, and arenas that calls share in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .weights import aligned
+
+_GRAIN = 16  #: floats in 64 bytes
+
+
+class Places:
+    """Hands out parts of an arena; what is given back is used again.
+
+    >>> places = Places()
+    >>> places.take("a", 100), places.take("b", 16)
+    (0, 112)
+    >>> places.give_back("a")
+    >>> places.take("c", 32), places.most
+    (0, 128)
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._taken: dict[str, tuple[int, int]] = {}
+
+    def take(self, name: str, floats: int) -> int:
+        """Return the start of a part of this size: the first gap that is large enough."""
+        size = -(-floats // _GRAIN) * _GRAIN
+        start = 0
+        for begin, length in sorted(self._taken.values()):
+            if begin - start >= size:
+                break
+            start = max(start, begin + length)
+        self._taken[name] = (start, size)
+        self.most = max(self.most, start + size)
+        return start
+
+    def of(self, name: str) -> int:
+        """Return where a part starts."""
+        return self._taken[name][0]
+
+    def give_back(self, name: str) -> None:
+        """Let a part be used for something else."""
+        del self._taken[name]
+
+
+class Memory:
+    """Arenas of one size; as many as calls are under way at once."""
+
+    def __init__(self, floats: int) -> None:
+        self._floats = floats
+        self._idle: list[Tensor] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def arena(self) -> Iterator[int]:
+        """Lend the address of an arena that nobody else uses."""
+        with self._lock:
+            arena = self._idle.pop() if self._idle else None
+        if arena is None:
+            arena = aligned(torch.zeros(self._floats))
+        try:
+            yield arena.data_ptr()
+        finally:
+            with self._lock:
+                self._idle.append(arena)

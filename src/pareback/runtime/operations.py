@@ -1,0 +1,104 @@
+"""What the engine can do itself, one dataclass each, and what it leaves to PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .weights import Taps
+
+
+@dataclass
+class Operation:
+    """A step from named values to a named value."""
+
+    out: str
+
+
+@dataclass
+class Convolution(Operation):
+    """A convolution, or a linear layer as one of size 1 over rows, with what follows it."""
+
+    x: str
+    taps: Taps
+    bias: Tensor
+    activation: str = "none"
+    residual: str | None = None
+    over_rows: bool = False  #: whether x is a matrix of rows and not images
+
+
+@dataclass
+class Affine(Operation):
+    """A scale and a shift per channel, as a batch norm that no convolution precedes."""
+
+    x: str
+    scale: Tensor
+    shift: Tensor
+    activation: str = "none"
+
+
+@dataclass
+class Sum(Operation):
+    """The sum of two activations."""
+
+    x: str
+    other: str
+    activation: str = "none"
+
+
+@dataclass
+class Largest(Operation):
+    """The largest of a square window, over values that are not negative."""
+
+    x: str
+    size: int
+    stride: int
+    padding: int
+
+
+@dataclass
+class Average(Operation):
+    """The mean over each image."""
+
+    x: str
+    keep_dimensions: bool
+
+
+@dataclass
+class Activation(Operation):
+    """ReLU or GELU, until it is joined to what comes before."""
+
+    x: str
+    activation: str
+
+
+@dataclass
+class Other(Operation):
+    """Anything else: PyTorch's own operator."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    why: str
+
+
+@dataclass(frozen=True)
+class Name:
+    """A value's name among the arguments of :class:`Other`."""
+
+    text: str
+
+
+def reads(operation: Operation) -> list[str]:
+    """Return the names of the values an operation reads."""
+    if isinstance(operation, Other):
+        found: list[str] = []
+        torch.utils._pytree.tree_map(
+            lambda leaf: found.append(leaf.text) if isinstance(leaf, Name) else None, (operation.args, operation.kwargs)
+        )
+        return found
+    names = [getattr(operation, field, None) for field in ("x", "other", "residual")]
+    return [name for name in names if name is not None]

@@ -1,0 +1,52 @@
+"""The engine's operations in PyTorch's own operators: for layers that gain nothing, and to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .operations import Activation, Affine, Average, Convolution, Largest, Name, Operation, Other, Sum
+
+
+def run(operation: Operation, values: Mapping[str, Any]) -> Any:
+    """Return the operation's result."""
+    match operation:
+        case Other():
+            args, kwargs = torch.utils._pytree.tree_map(
+                lambda leaf: values[leaf.text] if isinstance(leaf, Name) else leaf, (operation.args, operation.kwargs)
+            )
+            return operation.target(*args, **kwargs)
+        case Convolution():
+            y = _convolved(operation, values[operation.x])
+            if operation.residual is not None:
+                y = y + values[operation.residual]
+            return _activated(y, operation.activation)
+        case Affine():
+            scale, shift = operation.scale.float().view(1, -1, 1, 1), operation.shift.float().view(1, -1, 1, 1)
+            return _activated(values[operation.x] * scale + shift, operation.activation)
+        case Sum():
+            return _activated(values[operation.x] + values[operation.other], operation.activation)
+        case Largest():
+            return F.max_pool2d(values[operation.x], operation.size, operation.stride, operation.padding)
+        case Average():
+            return values[operation.x].mean((2, 3), keepdim=operation.keep_dimensions)
+        case Activation():
+            return _activated(values[operation.x], operation.activation)
+    raise TypeError(f"There is no operation {type(operation).__name__}.")
+
+
+def _convolved(operation: Convolution, x: Tensor) -> Tensor:
+    taps = operation.taps
+    if operation.over_rows:
+        return F.linear(x, taps.weight[:, :, 0, 0], operation.bias)
+    return F.conv2d(x, taps.weight, operation.bias, taps.stride, taps.padding, taps.dilation, taps.groups)
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    if activation == "relu":
+        return F.relu(x)
+    return F.gelu(x) if activation == "gelu" else x

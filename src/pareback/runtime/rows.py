@@ -1,0 +1,117 @@
+"""A chain of linear layers over rows: lanes are rows, or outputs where there are only a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import library
+from .images import ACTIVATIONS, Chain
+from .layout import LANES, Grid, Layout
+from .memory import Memory, Places
+from .operations import Convolution
+from .tuning import Layer, Tuner
+from .weights import aligned, slices
+
+#: Up to so many rows each is multiplied by itself.
+FEW = 4
+_MOST_COLUMNS = 2**16
+
+
+class RowProgram:
+    """A chain of linear layers for a certain number of rows."""
+
+    def __init__(self, chain: Chain, rows: int, tuner: Tuner) -> None:
+        self.rows = rows
+        layers = [operation for operation in chain.operations if isinstance(operation, Convolution)]
+        self.single = rows <= FEW and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers)
+        places = Places()
+        steps = _one_row(layers, places) if self.single else _in_lanes(layers, rows, places, tuner)
+        self._program = library.Program(steps)
+        self.memory = Memory(max(places.most, 1))
+
+    def run(self, x: Tensor, y: Tensor, threads: int) -> None:
+        """Multiply ``x`` of shape [rows, inputs] into ``y``."""
+        with self.memory.arena() as arena:
+            if not self.single:
+                self._program.run(arena, [x.data_ptr(), y.data_ptr()], threads)
+                return
+            for row in range(self.rows):
+                places = [x.data_ptr() + row * x.shape[1] * 4, y.data_ptr() + row * y.shape[1] * 4]
+                self._program.run(arena, places, threads)
+
+
+def _one_row(layers: Sequence[Convolution], places: Places) -> list[library.Operation]:
+    steps: list[library.Operation] = []
+    source = -2
+    for number, layer in enumerate(layers):
+        matrix = layer.taps.weight[:, :, 0, 0]
+        cut = slices(matrix)
+        order = cut.order.long()
+        bias = torch.zeros(len(order))
+        bias[order >= 0] = layer.bias[order[order >= 0]]
+        last = number + 1 == len(layers)
+        target = -3 if last else places.take(str(number), matrix.shape[0])
+        steps.append(
+            library.Columns(
+                values=aligned(cut.values),
+                columns=cut.columns,
+                starts=cut.starts,
+                bias=aligned(bias),
+                order=cut.order,
+                in_=source,
+                out=target,
+                slices=len(order) // LANES,
+                activation=ACTIVATIONS[layer.activation],
+            )
+        )
+        source = target
+    return steps
+
+
+def _in_lanes(layers: Sequence[Convolution], rows: int, places: Places, tuner: Tuner) -> list[library.Operation]:
+    def layout(channels: int) -> Layout:
+        return Layout(channels, 1, rows, Grid(1, 1, LANES), 1, -(-rows // LANES), 0)
+
+    first = layout(layers[0].taps.weight.shape[1])
+    steps: list[library.Operation] = [
+        library.Gather(
+            index=first.pixels(0, 0, first.channels),
+            in_=-2,
+            out=places.take("0", first.floats),
+            count=first.plane * LANES,
+            channels=first.channels,
+            in_channel=1,
+            out_channel=first.plane * LANES,
+            images=1,
+        )
+    ]
+    source = first
+    for number, operation in enumerate(layers):
+        target = layout(operation.taps.weight.shape[0])
+        layer = Layer(operation.taps, operation.bias, source, target, ACTIVATIONS[operation.activation])
+        start, end = places.of(str(number)), places.take(str(number + 1), target.floats)
+        steps.append(layer.operation(tuner.choose(layer), start, end, None))
+        places.give_back(str(number))
+        source = target
+    # Row by row, so that the result is written in order: the "channels" of this move are rows.
+    steps.append(_transposed(source, places.of(str(len(layers)))))
+    return steps
+
+
+def _transposed(layout: Layout, start: int) -> library.Operation:
+    places = layout.places()[0]
+    channels = torch.arange(layout.channels) * (layout.plane * LANES)
+    index = (places.view(-1, 1) + channels).int()
+    return library.Gather(
+        index=index,
+        in_=start,
+        out=-3,
+        count=layout.channels,
+        channels=1,
+        images=layout.width,
+        out_image=layout.channels,
+        index_image=layout.channels,
+    )

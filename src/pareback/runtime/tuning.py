@@ -1,0 +1,186 @@
+"""Finds the fastest way to run a layer on this machine, by trying; remembers it, on disk as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from . import library
+from .layout import Layout
+from .weights import Taps, aligned, nonzeros, packed
+
+#: Shapes of tiles that engine.cpp was compiled for: positions for sparse layers, channels × positions for dense ones.
+SPARSE_SHAPES = [
+    *[(1, 1), (1, 2), (1, 4), (1, 6), (1, 7), (1, 8), (1, 12), (1, 14), (2, 1), (2, 2), (2, 4), (2, 6), (2, 7), (2, 8)],
+    *[(3, 4), (3, 7), (4, 1), (4, 2), (4, 4), (4, 6), (4, 7), (7, 1), (7, 2), (7, 3)],
+]
+DENSE_SHAPES = [
+    *[(1, 1), (1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (4, 6), (4, 7), (8, 1), (8, 2), (8, 3), (16, 1)]
+]
+_BLOCKS = (8, 12, 16, 24, 32, 48, 64, 128)
+_DENSE_FROM = 0.2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a layer runs."""
+
+    dense: bool
+    tile: tuple[int, int]
+    block: int = 0
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution between two layouts."""
+
+    taps: Taps
+    bias: torch.Tensor
+    source: Layout
+    target: Layout
+    activation: int
+    _tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, compare=False)
+
+    def operation(self, choice: Choice, source: int, target: int, residual: tuple[int, Layout] | None) -> library.Conv:
+        """Return the engine's operation, with activations at these places in the arena."""
+        common = {
+            "bias": self.bias,
+            "valid": self.target.valid(),
+            "in_": source,
+            "out": target + self.target.inside * 16,
+            "residual": -1 if residual is None else residual[0] + residual[1].inside * 16,
+            "channels": self.target.channels,
+            "height": self.target.tile_height,
+            "width": self.target.tile_width,
+            "in_row": self.source.columns,
+            "out_plane": self.target.plane,
+            "out_row": self.target.columns,
+            "residual_plane": 0 if residual is None else residual[1].plane,
+            "residual_row": 0 if residual is None else residual[1].columns,
+            "stride": self.taps.stride,
+            "activation": self.activation,
+            "tile_height": choice.tile[0],
+            "tile_width": choice.tile[1],
+        }
+        if choice.dense:
+            weights, offsets = packed(self.taps, self.source, choice.tile[0])
+            return library.Conv(weights=weights, offsets=offsets, blocks=1, taps=len(offsets), chunk=1, **common)
+        pairs, rows = self._table(choice.block)
+        return library.Conv(nonzeros=pairs, rows=rows, blocks=len(rows), chunk=choice.chunk, **common)
+
+    def _table(self, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if block not in self._tables:
+            self._tables[block] = nonzeros(self.taps, self.source, block)
+        return self._tables[block]
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield what is worth trying, the likeliest first."""
+        height, width = self.target.tile_height, self.target.tile_width
+        fitting = [s for s in SPARSE_SHAPES if s[0] <= height and s[1] <= width and _waste(s, height, width) < 1.2]
+        fitting = [s for s in fitting if s[0] * s[1] <= library.positions()]
+        fitting.sort(key=lambda s: -s[0] * s[1])
+        inputs, outputs = self.source.channels, self.target.channels
+        blocks = [b for b in _BLOCKS if b < inputs] + [inputs]
+        for block in blocks:
+            for shape in fitting[:8]:
+                for chunk in {min(outputs, 64), outputs}:
+                    yield Choice(False, shape, block, chunk)
+        density = float((self.taps.weight != 0).float().mean())
+        if density >= _DENSE_FROM and self.taps.groups == 1:
+            for shape in DENSE_SHAPES:
+                if outputs % shape[0] == 0 and shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25:
+                    yield Choice(True, shape)
+
+    def key(self, threads: int) -> str:
+        """Return what decides the fastest way, as text."""
+        weight = self.taps.weight
+        density = float((weight != 0).float().mean())
+        parts = [
+            *weight.shape,
+            self.taps.stride,
+            self.taps.dilation,
+            self.taps.groups,
+            f"{density:.2f}",
+            self.source.plane,
+        ]
+        return "-".join(
+            map(str, [*parts, self.target.tile_height, self.target.tile_width, threads, library.register_bits()])
+        )
+
+
+def _waste(shape: tuple[int, int], height: int, width: int) -> float:
+    return (-(-height // shape[0]) * shape[0] * -(-width // shape[1]) * shape[1]) / (height * width)
+
+
+class Tuner:
+    """Tries and remembers. One file per machine; a broken or read-only one is ignored."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        folder = Path(os.environ.get("PAREBACK_CACHE", Path.home() / ".cache" / "pareback"))
+        self._file = folder / f"tuning-{platform.machine()}.json"
+        self._known = _read(self._file)
+        self._new = False
+
+    def choose(self, layer: Layer) -> Choice:
+        """Return the fastest way found for a layer."""
+        key = layer.key(self._threads)
+        if key not in self._known:
+            self._known[key] = self._fastest(layer)
+            self._new = True
+        return self._known[key]
+
+    def _fastest(self, layer: Layer) -> Choice:
+        source, target = layer.source.floats, layer.target.floats
+        arena = aligned(torch.rand(source + target))
+        best, shortest = None, float("inf")
+        for choice in layer.choices():
+            program = library.Program([layer.operation(choice, 0, source, None)])
+            seconds = _timed(program, arena.data_ptr(), self._threads, shortest)
+            if seconds is not None and seconds < shortest:
+                best, shortest = choice, seconds
+        assert best is not None, "a tile of one position always fits"
+        return best
+
+    def save(self) -> None:
+        """Write what was found, for the next time."""
+        if not self._new:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
+            temporary.write_text(json.dumps({k: [c.dense, *c.tile, c.block, c.chunk] for k, c in self._known.items()}))
+            temporary.replace(self._file)
+        except OSError:
+            return
+
+
+def _timed(program: library.Program, arena: int, threads: int, best: float) -> float | None:
+    try:
+        program.run(arena, [], threads)
+    except RuntimeError:  # a shape that this instruction set has no registers for
+        return None
+    seconds = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        program.run(arena, [], threads)
+        seconds = min(seconds, time.perf_counter() - began)
+        if seconds > 1.5 * best:
+            break
+    return seconds
+
+
+def _read(path: Path) -> dict[str, Choice]:
+    try:
+        content = json.loads(path.read_text())
+        return {key: Choice(bool(v[0]), (int(v[1]), int(v[2])), int(v[3]), int(v[4])) for key, v in content.items()}
+    except (OSError, ValueError, TypeError, IndexError, AttributeError):
+        return {}

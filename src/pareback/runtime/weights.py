@@ -1,0 +1,104 @@
+"""Weights as the engine reads them: lists of non-zeros for sparse layers, packed taps for dense ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .layout import LANES, Layout
+
+
+@dataclass(frozen=True)
+class Taps:
+    """A convolution's geometry: which input channel and shift each weight of an output channel belongs to."""
+
+    weight: Tensor  #: [out, in / groups, height, width]
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+
+    @property
+    def reach(self) -> int:
+        """How far outside its tile an output looks, in positions of the input."""
+        size = max(self.weight.shape[2:])
+        return max(self.padding, (size - 1) * self.dilation - self.padding - (self.stride - 1), 0)
+
+    def offsets(self, layout: Layout) -> Tensor:
+        """Return the bytes from a tile's first vector to each tap, as ``[groups, in / groups, height, width]``."""
+        inputs, height, width = self.weight.shape[1:]
+        channel = torch.arange(self.groups * inputs).view(self.groups, inputs, 1, 1) * layout.plane
+        row = (torch.arange(height) * self.dilation - self.padding + layout.halo).view(-1, 1) * layout.columns
+        column = torch.arange(width) * self.dilation - self.padding + layout.halo
+        return (channel + row + column) * (LANES * 4)
+
+
+def nonzeros(taps: Taps, layout: Layout, block: int) -> tuple[Tensor, Tensor]:
+    """Return the table of (offset, value) as int32 pairs, and where each block's output channels start in it.
+
+    Input channels come in blocks of ``block``; within a block, output channels follow one another.
+    """
+    weight = taps.weight.float()
+    outputs, inputs = weight.shape[:2]
+    offsets = taps.offsets(layout)
+    out, channel, row, column = weight.nonzero(as_tuple=True)
+    group = out // (outputs // taps.groups)
+    at = offsets[group, channel, row, column]
+    number = (group * inputs + channel) // block
+    order = torch.argsort(number * outputs + out, stable=True)
+    pairs = torch.stack([at.int(), weight[out, channel, row, column].view(torch.int32)], 1)[order].contiguous()
+    blocks = -(-taps.groups * inputs // block)
+    counts = torch.bincount(number * outputs + out, minlength=blocks * outputs)
+    ends = counts.cumsum(0).view(blocks, outputs)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1, -1]]).view(blocks, 1)
+    return pairs, torch.cat([starts, ends], 1).int().contiguous()
+
+
+def packed(taps: Taps, layout: Layout, together: int) -> tuple[Tensor, Tensor]:
+    """Return dense weights with ``together`` output channels side by side per tap, and the taps' offsets."""
+    weight = taps.weight.float()
+    outputs = weight.shape[0]
+    side_by_side = weight.reshape(outputs // together, together, -1).transpose(1, 2).contiguous()
+    return side_by_side, taps.offsets(layout).flatten().int()
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A sparse matrix for one vector: sixteen rows in lanes, padded to the longest of them."""
+
+    values: Tensor
+    columns: Tensor
+    starts: Tensor
+    order: Tensor
+
+
+def slices(weight: Tensor) -> Slices:
+    """Return the matrix in slices of sixteen rows of like length."""
+    rows, _ = weight.shape
+    number = -(-rows // LANES)
+    counts = (weight != 0).sum(1)
+    order = torch.argsort(counts, descending=True)
+    padded = torch.cat([order, order.new_full((number * LANES - rows,), -1)])
+    lengths = torch.cat([counts[order], counts.new_zeros(number * LANES - rows)]).view(number, LANES)
+    longest = lengths.amax(1)
+    starts = torch.cat([longest.new_zeros(1), longest.cumsum(0)])
+    values = torch.zeros(int(starts[-1]), LANES)
+    columns = torch.zeros(int(starts[-1]), LANES, dtype=torch.int32)
+    row, column = weight[order].nonzero(as_tuple=True)
+    first = torch.cat([counts.new_zeros(1), counts[order].cumsum(0)[:-1]])
+    at = starts[row // LANES] + torch.arange(len(row)) - first[row]
+    values[at, row % LANES] = weight[order][row, column].float()
+    columns[at, row % LANES] = column.int()
+    short = torch.where(columns >= 2**15, columns - 2**16, columns).to(torch.int16)
+    return Slices(values, short, starts, padded.int())
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a copy that starts at a multiple of 64 bytes."""
+    size = tensor.element_size()
+    room = torch.empty(tensor.numel() + 64 // size, dtype=tensor.dtype)
+    skip = -(room.data_ptr() // size) % (64 // size)
+    place = room[skip : skip + tensor.numel()].view(tensor.shape)
+    return place.copy_(tensor)
