@@ -21,7 +21,8 @@ from .trainer import train
 #: small, and the same bits on machines of any size.
 _AT_ONCE = 2
 
-#: Clipped: of 16 inputs a channel keeps few weights, and the norm that follows makes their gradients large.
+#: Clipped: otherwise the few weights that 98 % leave in a convolution before a norm may grow a hundredfold (seen at
+#: lr=0.03 and batches of 32: σ of 11 instead of 0.1).
 _OPTIMIZER = OptimizerRecipe(lr=0.1, clip=1.0)
 _LENET = Recipe(
     name="lenet",
