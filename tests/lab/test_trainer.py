@@ -263,6 +263,7 @@ def test_a_look_at_a_gpu_takes_what_has_arrived(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler has its own to say about the machine
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_captured_step_learns_the_same(optimizer: str, tmp_path: Path) -> None:
