@@ -1,6 +1,6 @@
 # Two commands do everything on a machine with Python 3.11+, pip, make and a C++ compiler:
 #   make demo    prunes two small networks on real digits, prints a table and draws pictures
-#   make test    runs the checks' tests with coverage
+#   make test    runs the tests with coverage, a process per core with one thread each
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/pareback demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered --durations=10
 
 check: $(STAMP)
 	$(BIN)/ruff check .
