@@ -24,8 +24,12 @@ def _under_test() -> list[tuple[ModuleType, str]]:
     """Return the implementations that run here and the device each runs on."""
     found: list[tuple[ModuleType, str]] = [(native, "cpu")]
     if INTERPRETING or torch.cuda.is_available():
-        from pareback.kernels import fused
+        from pareback.kernels import addresses, fused
 
+        if (
+            INTERPRETING
+        ):  # larger and fewer blocks, as the interpreter takes its time with each; spans still hold several
+            addresses.BLOCK, addresses.PROGRAMS = 4096, 8
         found.append((fused, "cuda" if torch.cuda.is_available() else "cpu"))
     return found
 
