@@ -26,9 +26,7 @@ def _under_test() -> list[tuple[ModuleType, str]]:
     if INTERPRETING or torch.cuda.is_available():
         from pareback.kernels import addresses, fused
 
-        if (
-            INTERPRETING
-        ):  # larger and fewer blocks, as the interpreter takes its time with each; spans still hold several
+        if INTERPRETING:  # larger and fewer blocks, as the interpreter takes its time with each
             addresses.BLOCK, addresses.PROGRAMS = 4096, 8
         found.append((fused, "cuda" if torch.cuda.is_available() else "cpu"))
     return found

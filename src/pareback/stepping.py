@@ -203,8 +203,14 @@ class Stepping(ABC):
 
     def _recount(self, bounds: Ends, which: Sequence[bool]) -> tuple[Tensor, Tensor]:
         latents = self._latents()
-        asked = [latent if wanted else latent.new_empty(0) for latent, wanted in zip(latents, which, strict=True)]
-        kept, band = count(asked, *bounds, self._exponent)
+        if self._controller.may_look():
+            members = torch.tensor([i for i, wanted in enumerate(which) if wanted], dtype=torch.int64)
+            thresholds, edges = (ends[members] for ends in bounds)
+            found = count([latents[i] for i in members], thresholds, edges, self._exponent)
+            kept, band = (n.new_zeros(len(latents)).index_copy_(0, members, n) for n in found)
+        else:  # the same launch every time, whatever it is asked for
+            asked = [latent if wanted else latent.new_empty(0) for latent, wanted in zip(latents, which, strict=True)]
+            kept, band = count(asked, *bounds, self._exponent)
         if self._shards.group is not None:
             kept, band = self._shards.gather(torch.stack([kept, band])).sum(0).unbind()
         return kept, band

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,9 +61,7 @@ def test_the_demo_is_what_it_says() -> None:
 
 def test_make_demo_is_the_command() -> None:
     """``make demo`` runs ``pareback demo``."""
-    outside = {
-        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
-    }  # these tests' own make
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     made = subprocess.run(["make", "-n", "demo"], cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
     shown = made.stdout
     assert shown.splitlines()[-1] == ".venv/bin/pareback demo"
