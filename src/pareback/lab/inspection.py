@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from ..artifact import load
+from ..artifact.weights import read_weights
 from ..report import Report, Row
 
 #: Entries of a state dict that are statistics or counters, not parameters.
@@ -38,36 +39,12 @@ def _of_run(path: Path) -> Report:
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {str(path)!r}. Give a run's folder, a .pare, .safetensors or .pt file.")
-    if path.suffix == ".pare":
-        return load(path)
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+    if path.suffix == ".safetensors" and path.is_file():
         try:
             return load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{str(path)!r} is not a state dict that torch.load(weights_only=True) reads. Save model.state_dict()."
-        ) from error
-    for key in ("parts", "model", "state_dict"):  # checkpoints hold the weights beside other things
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    return _tensors(path, content)
-
-
-def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
-    found = content if isinstance(content, dict) else {}
-    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise ValueError(f"{str(path)!r} holds no weights by name. Save model.state_dict().")
-    return tensors
+    return read_weights(path)
 
 
 def _report(weights: dict[str, Tensor], pruned: dict[str, bool] | None) -> Report:
