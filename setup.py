@@ -8,6 +8,7 @@ FLAGS = ["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++1
 # No contraction into fused multiply-adds: pruned weights have to be equal bit for bit to those of PyTorch's operators.
 AS_WRITTEN = [] if sys.platform == "win32" else ["-ffp-contract=off"]
 FASTEST = [] if sys.platform == "win32" else ["-ffp-contract=fast", "-fno-math-errno"]
+SHARED = ["src/pareback/kernels/isa.h", "src/pareback/kernels/pool.h"]
 
 
 def library(name: str, source: str, headers: list[str], flags: list[str]) -> Extension:
@@ -26,13 +27,13 @@ setup(
         library(
             "kernels._native",
             "src/pareback/kernels/native.cpp",
-            ["src/pareback/kernels/native_sweep.h", "src/pareback/kernels/pool.h"],
+            ["src/pareback/kernels/native_sweep.h", *SHARED],
             AS_WRITTEN,
         ),
         library(
             "runtime._engine",
             "src/pareback/runtime/engine.cpp",
-            ["src/pareback/runtime/lanes.h", "src/pareback/kernels/pool.h"],
+            ["src/pareback/runtime/lanes.h", *SHARED],
             FASTEST,
         ),
     ]

@@ -6,12 +6,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <vector>
 
+#include "isa.h"
 #include "pool.h"
 
 #if defined(_WIN32)
@@ -95,18 +94,12 @@ using Block = Partial (*)(const Tensor&, int64_t begin, int64_t end, const Optio
 
 namespace {
 
-// The widest instruction set this processor has; PAREBACK_ISA=avx2 or portable asks for a narrower one, for tests.
 template <bool bf16>
 Block best_block() {
 #ifdef HAVE_X86
-  const char* asked = std::getenv("PAREBACK_ISA");
-  const std::string isa = asked == nullptr ? "avx512" : asked;
-  __builtin_cpu_init();
-  if (isa == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return bf16 ? avx512::block<uint16_t> : avx512::block<float>;
-  if (isa != "portable" && __builtin_cpu_supports("avx2"))
-    return bf16 ? avx2::block<uint16_t> : avx2::block<float>;
+  const pareback::Isa isa = pareback::widest_isa();
+  if (isa == pareback::Isa::avx512) return bf16 ? avx512::block<uint16_t> : avx512::block<float>;
+  if (isa == pareback::Isa::avx2) return bf16 ? avx2::block<uint16_t> : avx2::block<float>;
 #endif
   return bf16 ? portable::block<uint16_t> : portable::block<float>;
 }

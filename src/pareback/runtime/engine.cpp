@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <vector>
 
+#include "../kernels/isa.h"
 #include "../kernels/pool.h"
 
 #if defined(_WIN32)
@@ -162,13 +161,9 @@ namespace {
 
 const Kernels& best_kernels() {
 #ifdef HAVE_X86
-  const char* asked = std::getenv("PAREBACK_ISA");
-  const std::string isa = asked == nullptr ? "avx512" : asked;
-  __builtin_cpu_init();
-  if (isa == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return avx512::kernels;
-  if (isa != "portable" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
+  const pareback::Isa isa = pareback::widest_isa();
+  if (isa == pareback::Isa::avx512) return avx512::kernels;
+  if (isa == pareback::Isa::avx2 && __builtin_cpu_supports("fma")) return avx2::kernels;
 #endif
   return portable::kernels;
 }
