@@ -29,7 +29,7 @@ from pareback.lab.sources import open_source, steps_per_epoch
 
 #: What a kernel does, by words in its name; the first that fits.
 KINDS = {
-    "pruner": ("_pareback", "adopt", "_prune", "_measure", "_count", "_shrunk"),
+    "pruner": ("adopt", "shrink", "prune", "moments", "counts"),
     "optimizer": ("multi_tensor", "foreach", "fused_sgd", "FusedSgd"),
     "batch norm, ReLU, additions (compiled)": ("triton_",),
     "convolutions": ("cudnn", "xmma", "cutlass", "implicit", "wgrad", "dgrad", "fprop", "nvjet", "gemm", "conv"),
