@@ -105,6 +105,7 @@ def main() -> None:
         print({key: value for key, value in rows[-1].items() if key != "ms_of_kernels"}, flush=True)
     if options.out is not None:
         about = environment.describe(torch.device("cuda"))
+        del about["argv"]  # paths of one machine
         options.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
 
 

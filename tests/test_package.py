@@ -30,6 +30,9 @@ LAYERS = [
     {"options", "stepping", "mount", "pruner", "parametrize", "report", "plan", "oneshot", "freeze"},
     {"artifact", "runtime", "integrations"},
     {"lab"},
+    {"curves"},
+    {"page"},
+    {"commands"},
     {"cli"},
     {"__init__", "__main__"},
 ]

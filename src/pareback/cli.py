@@ -9,28 +9,17 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ._version import __version__
+from .commands.command import Command
 from .lab.arguments import Parser, UsageError, add_recipe_options, changes
 from .wording import did_you_mean
 
 #: What is wrong with the input; everything else that is raised is a failure.
 _WRONG_INPUT = (UsageError, ValueError, TypeError, FileNotFoundError)
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: what it does in a line, its options, and the function that does it and returns an exit code."""
-
-    about: str
-    options: Callable[[Parser], None]
-    run: Callable[[Namespace], int | None]
-    usage: str = "[OPTIONS]"
-    more: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
