@@ -13,6 +13,10 @@
 #include "../kernels/isa.h"
 #include "../kernels/pool.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #if defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
 #else
@@ -24,7 +28,7 @@ namespace {
 constexpr int kLanes = 16;
 
 enum Activation : int32_t { kNone, kRelu, kGelu };
-enum Kind : int32_t { kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather };
+enum Kind : int32_t { kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather, kTranspose };
 
 // Where a run keeps its activations. Steps name them by offset, so that several runs can go on at once; −2 and below
 // are what the caller brought, its input and output.
@@ -90,7 +94,8 @@ struct Columns {
 // Fills the ring around every plane with what the neighbouring lanes hold, or zeros.
 struct Halo {
   const int32_t* positions;  // [count][2]: position within a plane to write, and to read
-  const int8_t* lanes;       // [count][16]: lane to read, −1 for zero
+  const int32_t* lanes;      // [count][16]: lane to read
+  const uint16_t* existing;  // [count]: a bit per lane, clear where zero is written
   int64_t in, count, channels, plane;
 };
 
@@ -98,6 +103,11 @@ struct Halo {
 struct Gather {
   const int32_t* index;
   int64_t in, out, count, channels, in_channel, out_channel, images, in_image, out_image, index_image;
+};
+
+// out[column][row] = in[row][column], with zeros in rows from `rows` to `padded`.
+struct Transpose {
+  int64_t in, out, rows, columns, in_row, out_row, padded;
 };
 
 struct Step {
@@ -112,7 +122,9 @@ struct Kernels {
   void (*pointwise)(const Pointwise&, const Arena&, int64_t);
   void (*maximum)(const Window&, const Arena&, int64_t);
   void (*mean)(const Mean&, const Arena&, int64_t);
+  void (*halo)(const Halo&, const Arena&, int64_t);
   void (*columns)(const Columns&, const Arena&, int64_t);
+  void (*transpose)(const Transpose&, const Arena&, int64_t);
   int32_t positions;  // how many sums fit the registers
 };
 
@@ -166,16 +178,6 @@ const Kernels& best_kernels() {
   if (isa == pareback::Isa::avx2 && __builtin_cpu_supports("fma")) return avx2::kernels;
 #endif
   return portable::kernels;
-}
-
-void fill_halo(const Halo& op, const Arena& arena, int64_t channel) {
-  float* plane = arena.at(op.in) + channel * op.plane * kLanes;
-  for (int64_t i = 0; i < op.count; ++i) {
-    float* to = plane + static_cast<int64_t>(op.positions[2 * i]) * kLanes;
-    const float* from = plane + static_cast<int64_t>(op.positions[2 * i + 1]) * kLanes;
-    const int8_t* lanes = op.lanes + i * kLanes;
-    for (int lane = 0; lane < kLanes; ++lane) to[lane] = lanes[lane] < 0 ? 0.0f : from[lanes[lane]];
-  }
 }
 
 void gather(const Gather& op, const Arena& arena, int64_t item) {
@@ -268,12 +270,17 @@ EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float
       }
       case kHalo: {
         const Halo& op = as<Halo>(step);
-        over_channels(threads, op, arena, op.channels, fill_halo);
+        over_channels(threads, op, arena, op.channels, kernels.halo);
         break;
       }
       case kGather: {
         const Gather& op = as<Gather>(step);
         over_channels(threads, op, arena, op.channels * op.images, gather);
+        break;
+      }
+      case kTranspose: {
+        const Transpose& op = as<Transpose>(step);
+        over_channels(threads, op, arena, (op.rows + kLanes - 1) / kLanes, kernels.transpose);
         break;
       }
       default:

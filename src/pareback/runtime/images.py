@@ -13,6 +13,7 @@ from .memory import Memory, Places
 from .operations import Affine, Average, Convolution, Largest, Operation, Sum, reads
 from .tiling import Shape, tiled
 from .tuning import Layer, Tuner
+from .weights import aligned
 
 ACTIVATIONS = {"none": library.NONE, "relu": library.RELU, "gelu": library.GELU}
 KINDS = (Convolution, Affine, Sum, Largest, Average)
@@ -100,13 +101,14 @@ class ImageProgram:
             self._places.take(operation.out, layout.floats)
             self._steps.append(self._step(operation, layout))
             if layout.halo:
-                positions, lanes = layout.ring()
+                ring = layout.ring()
                 self._steps.append(
                     library.Halo(
-                        positions=positions,
-                        lanes=lanes,
+                        positions=ring.positions,
+                        lanes=aligned(ring.lanes),
+                        existing=ring.existing,
                         in_=self._places.of(operation.out),
-                        count=len(positions),
+                        count=len(ring.positions),
                         channels=layout.channels,
                         plane=layout.plane,
                     )

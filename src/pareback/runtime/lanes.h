@@ -73,30 +73,72 @@ inline void activate(Vec& v, int32_t activation) {
 }
 
 inline void keep_valid(Vec& v, uint16_t valid) {
+#if WIDTH == 16
+  const __m512 kept = _mm512_maskz_mov_ps(valid, reinterpret_cast<const __m512&>(v.part[0]));
+  std::memcpy(&v, &kept, sizeof v);
+#else
   if (valid == 0xFFFF) return;
   float lanes[kLanes];
   std::memcpy(lanes, &v, sizeof lanes);
   for (int lane = 0; lane < kLanes; ++lane)
     if (!(valid >> lane & 1)) lanes[lane] = 0.0f;
   std::memcpy(&v, lanes, sizeof lanes);
+#endif
 }
 
-// What happens to a tile of sums on its way to memory. Not inlined: there are some hundred shapes of tiles.
-__attribute__((noinline)) void finish(const Conv& conv, const Arena& arena, int64_t channel, int64_t row,
-                                      int64_t column, const Vec* sums, int height, int width) {
-  float* out = arena.at(conv.out) + ((channel * conv.out_plane) + row * conv.out_row + column) * kLanes;
-  const float* residual =
-      conv.residual < 0
-          ? nullptr
-          : arena.at(conv.residual) + (channel * conv.residual_plane + row * conv.residual_row + column) * kLanes;
+// A lane vector whose lanes come from those of another; `existing` has a bit per lane that is not to be zero.
+inline Vec permuted(const float* from, const int32_t* lanes, uint16_t existing) {
+  Vec v;
+#if WIDTH == 16
+  const __m512 moved = _mm512_maskz_permutexvar_ps(existing, _mm512_load_si512(lanes), _mm512_load_ps(from));
+  std::memcpy(&v, &moved, sizeof v);
+#else
+  float moved[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) moved[lane] = existing >> lane & 1 ? from[lanes[lane]] : 0.0f;
+  std::memcpy(&v, moved, sizeof v);
+#endif
+  return v;
+}
+
+// Not inlined: there are some hundred shapes of tiles, and few layers end so.
+__attribute__((noinline)) void gelu_tile(float* out, int64_t out_row, int height, int width) {
   for (int h = 0; h < height; ++h)
     for (int w = 0; w < width; ++w) {
-      Vec v = sums[h * width + w];
-      if (residual != nullptr) add(v, load(residual + (h * conv.residual_row + w) * kLanes));
-      activate(v, conv.activation);
-      if (conv.valid != nullptr) keep_valid(v, conv.valid[(row + h) * conv.width + column + w]);
-      store(out + (h * conv.out_row + w) * kLanes, v);
+      Vec v = load(out + (h * out_row + w) * kLanes);
+      activate(v, kGelu);
+      store(out + (h * out_row + w) * kLanes, v);
     }
+}
+
+// What happens to a tile of sums on its way to memory.
+template <int H, int W>
+inline __attribute__((always_inline)) void finish(const Conv& conv, const Arena& arena, int64_t channel, int64_t row,
+                                                  int64_t column, Vec* sums) {
+  if (conv.residual >= 0) {
+    const float* residual =
+        arena.at(conv.residual) + (channel * conv.residual_plane + row * conv.residual_row + column) * kLanes;
+#pragma GCC unroll 8
+    for (int h = 0; h < H; ++h)
+#pragma GCC unroll 16
+      for (int w = 0; w < W; ++w) add(sums[h * W + w], load(residual + (h * conv.residual_row + w) * kLanes));
+  }
+  if (conv.activation == kRelu) {
+#pragma GCC unroll 32
+    for (int i = 0; i < H * W; ++i) activate(sums[i], kRelu);
+  }
+  if (conv.valid != nullptr) {
+    const uint16_t* valid = conv.valid + row * conv.width + column;
+#pragma GCC unroll 8
+    for (int h = 0; h < H; ++h)
+#pragma GCC unroll 16
+      for (int w = 0; w < W; ++w) keep_valid(sums[h * W + w], valid[h * conv.width + w]);
+  }
+  float* out = arena.at(conv.out) + (channel * conv.out_plane + row * conv.out_row + column) * kLanes;
+#pragma GCC unroll 8
+  for (int h = 0; h < H; ++h)
+#pragma GCC unroll 16
+    for (int w = 0; w < W; ++w) store(out + (h * conv.out_row + w) * kLanes, sums[h * W + w]);
+  if (conv.activation == kGelu) gelu_tile(out, conv.out_row, H, W);  // of 0 it is 0: lanes that are not there stay so
 }
 
 // Sums that do not fit the registers would go through memory with every weight.
@@ -142,7 +184,8 @@ inline __attribute__((always_inline)) void accumulate(const Nonzero* from, const
 }
 
 // One tile of positions for the output channels [first, last). Input channels come in blocks, so that what a block's
-// weights read stays in the first-level cache; between blocks the sums wait in `waiting`.
+// weights read stays in the first-level cache; between blocks the sums wait in `waiting`. Nothing may take the address
+// of the sums, or the compiler keeps them in memory as well as in registers.
 template <int H, int W, int S>
 void sparse_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t column, int64_t first, int64_t last,
                  float* waiting) {
@@ -151,9 +194,9 @@ void sparse_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colu
   const int64_t row_bytes = conv.stride * conv.in_row * kLanes * 4;
   for (int64_t block = 0; block < conv.blocks; ++block) {
     const int32_t* rows = conv.rows + block * (conv.channels + 1);
-    for (int64_t channel = first; channel < last; ++channel) {
+    float* kept = waiting;
+    for (int64_t channel = first; channel < last; ++channel, kept += H * W * kLanes) {
       Vec sums[H * W];
-      float* kept = waiting + (channel - first) * H * W * kLanes;
       if (block == 0) {
         const Vec bias = broadcast(conv.bias[channel]);
 #pragma GCC unroll 32
@@ -164,11 +207,11 @@ void sparse_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colu
       }
       accumulate<H, W, S>(conv.nonzeros + rows[channel], conv.nonzeros + rows[channel + 1], input, row_bytes,
                           conv.stride, sums);
-      if (block + 1 < conv.blocks) {
+      if (block + 1 == conv.blocks) {
+        finish<H, W>(conv, arena, channel, row, column, sums);
+      } else {
 #pragma GCC unroll 32
         for (int i = 0; i < H * W; ++i) store(kept + i * kLanes, sums[i]);
-      } else {
-        finish(conv, arena, channel, row, column, sums, H, W);
       }
     }
   }
@@ -200,7 +243,8 @@ void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colum
       for (int w = 0; w < W; ++w) EACH_PART sums[c * W + w].part[k] += weight.part[k] * values[w].part[k];
     }
   }
-  for (int c = 0; c < C; ++c) finish(conv, arena, group * C + c, row, column, sums + c * W, 1, W);
+#pragma GCC unroll 16
+  for (int c = 0; c < C; ++c) finish<1, W>(conv, arena, group * C + c, row, column, sums + c * W);
 }
 
 template <int H, int W, int S>
@@ -226,12 +270,20 @@ void dense_item(const Conv& conv, const Arena& arena, int64_t item, float*) {
 #define SPARSE_SHAPES(X)                                                                                      \
   X(1, 1) X(1, 2) X(1, 4) X(1, 6) X(1, 7) X(1, 8) X(1, 12) X(1, 14) X(2, 1) X(2, 2) X(2, 4) X(2, 6) X(2, 7) X(2, 8) \
   X(3, 4) X(3, 7) X(4, 1) X(4, 2) X(4, 4) X(4, 6) X(4, 7) X(7, 1) X(7, 2) X(7, 3)
+// Linear layers over rows have these besides: their activations are one row of lane vectors, of any length.
+#define ROW_SHAPES(X) X(1, 3) X(1, 5) X(1, 9) X(1, 10) X(1, 11) X(1, 13)
 #define DENSE_SHAPES(X) X(1, 1) X(1, 4) X(1, 8) X(2, 4) X(2, 8) X(4, 1) X(4, 2) X(4, 4) X(4, 6) X(4, 7) X(8, 1) X(8, 2) X(8, 3) X(16, 1)
 
 template <int H, int W>
 ConvItem sparse_shape(int32_t stride) {
   if constexpr (H * W * kRegisters <= kRoom || H * W <= 2)
     return stride == 1 ? sparse_item<H, W, 1> : stride == 2 ? sparse_item<H, W, 2> : sparse_item<H, W, 0>;
+  return nullptr;
+}
+
+template <int H, int W>
+ConvItem row_shape() {
+  if constexpr (H * W * kRegisters <= kRoom) return sparse_item<H, W, 1>;
   return nullptr;
 }
 
@@ -245,14 +297,18 @@ ConvItem dense_shape(int32_t stride) {
 inline ConvItem conv_of(const Conv& conv) {
 #define SPARSE(h, w) \
   if (conv.tile_height == h && conv.tile_width == w) return sparse_shape<h, w>(conv.stride);
+#define ROW(h, w) \
+  if (conv.tile_height == h && conv.tile_width == w && conv.stride == 1) return row_shape<h, w>();
 #define DENSE(c, w) \
   if (conv.tile_height == c && conv.tile_width == w) return dense_shape<c, w>(conv.stride);
   if (conv.weights == nullptr) {
     SPARSE_SHAPES(SPARSE)
+    ROW_SHAPES(ROW)
   } else {
     DENSE_SHAPES(DENSE)
   }
 #undef SPARSE
+#undef ROW
 #undef DENSE
   return nullptr;
 }
@@ -274,6 +330,16 @@ inline void pointwise_plane(const Pointwise& op, const Arena& arena, int64_t cha
       if (op.valid != nullptr) keep_valid(v, op.valid[row * op.width + column]);
       store(out + column * kLanes, v);
     }
+  }
+}
+
+// Fills the ring around a plane with what neighbouring lanes hold.
+inline void halo_plane(const Halo& op, const Arena& arena, int64_t channel) {
+  float* plane = arena.at(op.in) + channel * op.plane * kLanes;
+  for (int64_t i = 0; i < op.count; ++i) {
+    const float* from = plane + static_cast<int64_t>(op.positions[2 * i + 1]) * kLanes;
+    store(plane + static_cast<int64_t>(op.positions[2 * i]) * kLanes,
+          permuted(from, op.lanes + i * kLanes, op.existing[i]));
   }
 }
 
@@ -309,6 +375,59 @@ inline void mean_plane(const Mean& op, const Arena& arena, int64_t channel) {
   }
 }
 
+// Takes the elements of two registers in turn: those of their first halves, or of their second ones.
+inline Register interleaved(Register a, Register b, bool second) {
+#if defined(__clang__)
+  Register result;
+  for (int i = 0; i < WIDTH; ++i) result[i] = (i % 2 ? b : a)[(second ? WIDTH / 2 : 0) + i / 2];
+  return result;
+#else
+  IntRegister from;
+  for (int i = 0; i < WIDTH; ++i) from[i] = (i % 2 ? WIDTH : 0) + (second ? WIDTH / 2 : 0) + i / 2;
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+// A square of WIDTH × WIDTH numbers. Interleaving the first half of the rows with the second one moves the highest bit
+// of a number's row below the lowest of its column; after as many rounds as there are bits, rows are columns.
+inline void transpose_square(const float* in, int64_t in_row, float* out, int64_t out_row) {
+  Register rows[WIDTH], next[WIDTH];
+#pragma GCC unroll 16
+  for (int i = 0; i < WIDTH; ++i) std::memcpy(&rows[i], in + i * in_row, sizeof rows[i]);
+#pragma GCC unroll 4
+  for (int round = 1; round < WIDTH; round *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDTH / 2; ++i) {
+      next[2 * i] = interleaved(rows[i], rows[i + WIDTH / 2], false);
+      next[2 * i + 1] = interleaved(rows[i], rows[i + WIDTH / 2], true);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < WIDTH; ++i) rows[i] = next[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < WIDTH; ++i) std::memcpy(out + i * out_row, &rows[i], sizeof rows[i]);
+}
+
+// out[column][row] = in[row][column] for a strip of up to sixteen rows.
+inline void transpose_strip(const Transpose& op, const Arena& arena, int64_t strip) {
+  const int64_t first = strip * kLanes, last = std::min(op.rows, first + kLanes);
+  const float* in = arena.at(op.in);
+  float* out = arena.at(op.out);
+  int64_t column = 0;
+  for (; column + WIDTH <= op.columns; column += WIDTH) {
+    int64_t row = first;
+    for (; row + WIDTH <= last; row += WIDTH)
+      transpose_square(in + row * op.in_row + column, op.in_row, out + column * op.out_row + row, op.out_row);
+    for (; row < last; ++row)
+      for (int64_t c = column; c < column + WIDTH; ++c) out[c * op.out_row + row] = in[row * op.in_row + c];
+  }
+  for (; column < op.columns; ++column)
+    for (int64_t row = first; row < last; ++row) out[column * op.out_row + row] = in[row * op.in_row + column];
+  // Lanes without a row hold zeros: whatever else lay there could be slow to multiply.
+  for (int64_t row = last; row < std::min(first + kLanes, op.padded); ++row)
+    for (int64_t c = 0; c < op.columns; ++c) out[c * op.out_row + row] = 0.0f;
+}
+
 // y = activation(W·x + bias) for one x: sixteen outputs in lanes, each with its own columns.
 inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
   const float* x = arena.at(op.in);
@@ -342,8 +461,8 @@ inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
 
 #undef EACH_PART
 
-const Kernels kernels = {conv_of, pointwise_plane, maximum_plane, mean_plane, column_slice,
-                         kRoom / kRegisters};
+const Kernels kernels = {conv_of,    pointwise_plane, maximum_plane,     mean_plane,
+                         halo_plane, column_slice,    transpose_strip,   kRoom / kRegisters};
 
 }  // namespace SUFFIX
 }  // namespace

@@ -30,6 +30,15 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """The halo around a plane: positions beside those they copy, ``[n, 2]``, from which lanes, and which are zero."""
+
+    positions: Tensor
+    lanes: Tensor  #: [n, 16]
+    existing: Tensor  #: [n]: sixteen bits, clear for lanes outside the image
+
+
+@dataclass(frozen=True)
 class Layout:
     """An activation of ``channels`` × ``height`` × ``width`` in lanes, with a ring of ``halo`` positions around tiles.
 
@@ -108,11 +117,10 @@ class Layout:
         exists = self._exists(y, x)
         if bool(exists.all()):
             return None
-        bits = (_all_lanes(exists.long(), 0) << torch.arange(LANES)).sum(-1)
-        return torch.where(bits >= 2**15, bits - 2**16, bits).to(torch.int16).flatten()
+        return _bits(exists).flatten()
 
-    def ring(self) -> tuple[Tensor, Tensor]:
-        """Return the halo's positions beside those they copy, ``[n, 2]``, and which lanes, ``[n, 16]``; −1 for zero."""
+    def ring(self) -> Ring:
+        """Return where the halo's contents come from."""
         _, y, x = self._pixels(self.halo)
         top = torch.arange(-self.halo, self.tile_height + self.halo).view(-1, 1)
         left = torch.arange(-self.halo, self.tile_width + self.halo).view(1, -1)
@@ -125,8 +133,18 @@ class Layout:
             across + (left // self.tile_width)[..., None],
         )
         lane = image * self.grid.tiles + from_down * self.grid.across + from_across
-        lane = torch.where(self._exists(y, x), lane, -1)
-        return torch.stack([to[outside], source[outside]], 1).int(), _all_lanes(lane, -1)[outside].to(torch.int8)
+        exists = self._exists(y, x)
+        return Ring(
+            torch.stack([to[outside], source[outside]], 1).int(),
+            _all_lanes(torch.where(exists, lane, 0), 0)[outside].int(),
+            _bits(exists)[outside],
+        )
+
+
+def _bits(exists: Tensor) -> Tensor:
+    """Return sixteen bits per position, as the signed numbers that have them."""
+    bits = (_all_lanes(exists.long(), 0) << torch.arange(LANES)).sum(-1)
+    return torch.where(bits >= 2**15, bits - 2**16, bits).to(torch.int16)
 
 
 def _all_lanes(values: Tensor, filler: int) -> Tensor:

@@ -73,7 +73,7 @@ class Columns(_Structure):
 class Halo(_Structure):
     """The ring around tiles."""
 
-    _fields_ = _fields("pointers: positions lanes; int64: in_ count channels plane")
+    _fields_ = _fields("pointers: positions lanes existing; int64: in_ count channels plane")
 
 
 class Gather(_Structure):
@@ -84,8 +84,17 @@ class Gather(_Structure):
     )
 
 
-KINDS: dict[type, int] = {Conv: 0, Pointwise: 1, Window: 2, Mean: 3, Columns: 4, Halo: 5, Gather: 6}
-Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather
+class Transpose(_Structure):
+    """A matrix turned over."""
+
+    _fields_ = _fields("int64: in_ out rows columns in_row out_row padded")
+
+
+KINDS: dict[type, int] = {
+    kind: number
+    for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose))
+}
+Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose
 
 
 class _Step(ctypes.Structure):

@@ -76,16 +76,16 @@ def _in_lanes(layers: Sequence[Convolution], rows: int, places: Places, tuner: T
         return Layout(channels, 1, rows, Grid(1, 1, LANES), 1, -(-rows // LANES), 0)
 
     first = layout(layers[0].taps.weight.shape[1])
+    padded = first.plane * LANES
     steps: list[library.Operation] = [
-        library.Gather(
-            index=first.pixels(0, 0, first.channels),
+        library.Transpose(
             in_=-2,
             out=places.take("0", first.floats),
-            count=first.plane * LANES,
-            channels=first.channels,
-            in_channel=1,
-            out_channel=first.plane * LANES,
-            images=1,
+            rows=rows,
+            columns=first.channels,
+            in_row=first.channels,
+            out_row=padded,
+            padded=padded,
         )
     ]
     source = first
@@ -96,22 +96,15 @@ def _in_lanes(layers: Sequence[Convolution], rows: int, places: Places, tuner: T
         steps.append(layer.operation(tuner.choose(layer), start, end, None))
         places.give_back(str(number))
         source = target
-    # Row by row, so that the result is written in order: the "channels" of this move are rows.
-    steps.append(_transposed(source, places.of(str(len(layers)))))
-    return steps
-
-
-def _transposed(layout: Layout, start: int) -> library.Operation:
-    places = layout.places()[0]
-    channels = torch.arange(layout.channels) * (layout.plane * LANES)
-    index = (places.view(-1, 1) + channels).int()
-    return library.Gather(
-        index=index,
-        in_=start,
-        out=-3,
-        count=layout.channels,
-        channels=1,
-        images=layout.width,
-        out_image=layout.channels,
-        index_image=layout.channels,
+    steps.append(
+        library.Transpose(
+            in_=places.of(str(len(layers))),
+            out=-3,
+            rows=source.channels,
+            columns=rows,
+            in_row=padded,
+            out_row=source.channels,
+            padded=source.channels,
+        )
     )
+    return steps

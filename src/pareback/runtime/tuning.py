@@ -21,6 +21,8 @@ SPARSE_SHAPES = [
     *[(1, 1), (1, 2), (1, 4), (1, 6), (1, 7), (1, 8), (1, 12), (1, 14), (2, 1), (2, 2), (2, 4), (2, 6), (2, 7), (2, 8)],
     *[(3, 4), (3, 7), (4, 1), (4, 2), (4, 4), (4, 6), (4, 7), (7, 1), (7, 2), (7, 3)],
 ]
+#: For linear layers over rows, besides.
+ROW_SHAPES = [(1, 3), (1, 5), (1, 9), (1, 10), (1, 11), (1, 13)]
 DENSE_SHAPES = [
     *[(1, 1), (1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (4, 6), (4, 7), (8, 1), (8, 2), (8, 3), (16, 1)]
 ]
@@ -84,7 +86,8 @@ class Layer:
     def choices(self) -> Iterator[Choice]:
         """Yield what is worth trying, the likeliest first."""
         height, width = self.target.tile_height, self.target.tile_width
-        fitting = [s for s in SPARSE_SHAPES if s[0] <= height and s[1] <= width and _waste(s, height, width) < 1.2]
+        shapes = SPARSE_SHAPES + (ROW_SHAPES if height == 1 and self.taps.stride == 1 else [])
+        fitting = [s for s in shapes if s[0] <= height and s[1] <= width and _waste(s, height, width) < 1.2]
         fitting = [s for s in fitting if s[0] * s[1] <= library.positions()]
         fitting.sort(key=lambda s: -s[0] * s[1])
         inputs, outputs = self.source.channels, self.target.channels
