@@ -45,6 +45,7 @@ def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:
     graph = program.module()
     assert isinstance(graph, fx.GraphModule)
     _let_later_readers_see_changes(graph.graph)
+    _remove_dropout(graph.graph)
     found = Captured([], [], {}, None, {}, {}, graph, program.call_spec.out_spec)
     for node in graph.graph.nodes:
         _read(node, found)
@@ -63,6 +64,14 @@ def _let_later_readers_see_changes(graph: fx.Graph) -> None:
             changed = node.args[0]
             if isinstance(changed, fx.Node):
                 changed.replace_all_uses_with(node, delete_user_cb=functools.partial(_comes_after, order, node))
+
+
+def _remove_dropout(graph: fx.Graph) -> None:
+    """In evaluation dropout returns its argument, and would keep linear layers apart that could run together."""
+    for node in list(graph.nodes):
+        if node.target is aten.dropout.default and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _comes_after(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:

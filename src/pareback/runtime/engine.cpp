@@ -209,9 +209,13 @@ void divided(int threads, int64_t items, int64_t portion, const Work& work) {
     loop();
 }
 
+// To wake a thread takes some ten microseconds. What would end sooner is done by the caller alone.
+int useful(int threads, double nanoseconds) { return nanoseconds < 40'000 ? 1 : threads; }
+
 template <typename Op>
-void over_channels(int threads, const Op& op, const Arena& arena, int64_t items,
+void over_channels(int threads, const Op& op, const Arena& arena, int64_t items, double nanoseconds_each,
                    void (*work)(const Op&, const Arena&, int64_t)) {
+  threads = useful(threads, items * nanoseconds_each);
   divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) work(op, arena, item);
   });
@@ -222,7 +226,10 @@ bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, int 
   if (item == nullptr) return false;
   const size_t waiting =
       conv.weights == nullptr && conv.blocks > 1 ? conv.chunk * conv.tile_height * conv.tile_width * kLanes : 0;
-  divided(threads, items_of(conv), 1, [&](int64_t first, int64_t last) {
+  const double products = conv.weights != nullptr ? 0.5 * conv.channels * conv.taps
+                                                  : conv.rows[conv.blocks * (conv.channels + 1) - 1];
+  const double nanoseconds = 0.5 * conv.height * conv.width * (products + 2.0 * conv.channels);
+  divided(useful(threads, nanoseconds), items_of(conv), 1, [&](int64_t first, int64_t last) {
     thread_local std::vector<float> memory;
     if (memory.size() < waiting + kLanes) memory.resize(waiting + kLanes);
     float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
@@ -236,12 +243,9 @@ const Op& as(const Step& step) {
   return *static_cast<const Op*>(step.what);
 }
 
-}  // namespace
-
-// Runs `count` steps. Returns −1, or the number of a step that this build does not know.
-EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float* const* brought, int32_t threads) {
+// Returns −1, or the number of a step that this build does not know.
+int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int threads) {
   static const Kernels& kernels = best_kernels();
-  const Arena arena{base, brought};
   for (int64_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
     switch (step.kind) {
@@ -250,37 +254,37 @@ EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float
         break;
       case kPointwise: {
         const Pointwise& op = as<Pointwise>(step);
-        over_channels(threads, op, arena, op.channels, kernels.pointwise);
+        over_channels(threads, op, arena, op.channels, 1.0 * op.height * op.width, kernels.pointwise);
         break;
       }
       case kMaximum: {
         const Window& op = as<Window>(step);
-        over_channels(threads, op, arena, op.channels, kernels.maximum);
+        over_channels(threads, op, arena, op.channels, 0.5 * op.height * op.width * op.size * op.size, kernels.maximum);
         break;
       }
       case kMean: {
         const Mean& op = as<Mean>(step);
-        over_channels(threads, op, arena, op.channels, kernels.mean);
+        over_channels(threads, op, arena, op.channels, 0.5 * op.height * op.width + 5.0, kernels.mean);
         break;
       }
       case kColumns: {
         const Columns& op = as<Columns>(step);
-        over_channels(threads, op, arena, op.slices, kernels.columns);
+        over_channels(threads, op, arena, op.slices, 4.0 * op.starts[op.slices] / op.slices, kernels.columns);
         break;
       }
       case kHalo: {
         const Halo& op = as<Halo>(step);
-        over_channels(threads, op, arena, op.channels, kernels.halo);
+        over_channels(threads, op, arena, op.channels, 1.0 * op.count, kernels.halo);
         break;
       }
       case kGather: {
         const Gather& op = as<Gather>(step);
-        over_channels(threads, op, arena, op.channels * op.images, gather);
+        over_channels(threads, op, arena, op.channels * op.images, 1.0 * op.count, gather);
         break;
       }
       case kTranspose: {
         const Transpose& op = as<Transpose>(step);
-        over_channels(threads, op, arena, (op.rows + kLanes - 1) / kLanes, kernels.transpose);
+        over_channels(threads, op, arena, (op.rows + kLanes - 1) / kLanes, 4.0 * op.columns, kernels.transpose);
         break;
       }
       default:
@@ -288,6 +292,33 @@ EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float
     }
   }
   return -1;
+}
+
+}  // namespace
+
+// Runs `count` steps, each of them divided among threads.
+EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float* const* brought, int32_t threads) {
+  return run_steps(steps, count, Arena{base, brought}, threads);
+}
+
+// Runs the same steps `times` times, each time whole on one thread; `bases` are as many arenas as threads, and `brought`
+// holds `places` addresses for every time.
+EXPORT int64_t pareback_run_each(const Step* steps, int64_t count, float* const* bases, float* const* brought,
+                                 int64_t places, int64_t times, int32_t threads) {
+  std::atomic<int64_t> next{0}, wrong{-1};
+  std::atomic<int32_t> thread{0};
+  const std::function<void()> loop = [&] {
+    float* base = bases[thread.fetch_add(1)];
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < times;) {
+      const int64_t step = run_steps(steps, count, Arena{base, brought + i * places}, 1);
+      if (step >= 0) wrong = step;
+    }
+  };
+  if (threads > 1)
+    pareback::shared_pool().run(threads, loop);
+  else
+    loop();
+  return wrong;
 }
 
 // The instruction set in use, for reports: 512, 256 or 128 bits.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import library, plain
+from . import library
 from .capture import Captured, capture
+from .images import Chain
 from .joining import joined
 from .operations import Convolution, Name, Other
-from .stages import Plain, divided
-from .tuning import Tuner
+from .stages import Plain, divided, last_readers
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ class Engine:
         self._names: list[str] = []
         _each_name(captured.outputs, self._names.append)
         self._operations = joined(captured.operations, self._names)
-        self._stages = divided(self._operations, captured, self._names, Tuner(threads))
+        self._stages = divided(self._operations, captured, self._names, threads)
+        self._whole = Plain(Chain(self._operations, captured.inputs, self._names))
+        between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
+        self._done = last_readers([stage.chain.inputs for stage in self._stages], between)
         self._dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
 
@@ -97,14 +100,15 @@ class Engine:
 
     def _sparsely(self, inputs: tuple[Tensor, ...]) -> Any:
         values = self._values(inputs)
-        for stage in self._stages:
+        for stage, done in zip(self._stages, self._done, strict=True):
             stage.run(values, inputs[0].shape[0], self._threads)
+            for name in done:
+                del values[name]
         return self._result(values)
 
     def _densely(self, inputs: tuple[Tensor, ...]) -> Any:
         values = self._values(inputs)
-        for operation in self._operations:
-            values[operation.out] = plain.run(operation, values)
+        self._whole.run(values, inputs[0].shape[0], self._threads)
         return self._result(values)
 
     def _result(self, values: dict[str, Any]) -> Any:

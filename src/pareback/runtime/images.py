@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,12 +29,16 @@ class Chain:
     outputs: list[str]
 
 
-class ImageProgram:
-    """A chain for a certain number of images at once."""
+def _addresses(inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int) -> list[int]:
+    return [t.data_ptr() + first * t[0].numel() * 4 for t in (*inputs, *outputs)]
 
-    def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner) -> None:
+
+class ImageProgram:
+    """A chain for a certain number of images at once, tuned for a number of threads."""
+
+    def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner, threads: int) -> None:
         self.images = images
-        self._chain, self._shapes, self._tuner = chain, shapes, tuner
+        self._chain, self._shapes, self._tuner, self._threads = chain, shapes, tuner, threads
         in_lanes = {name: shape for name, shape in shapes.items() if not self._is_average(name)}
         self._layouts = tiled(chain.operations, in_lanes, images).layouts
         self._places = Places()
@@ -52,9 +57,15 @@ class ImageProgram:
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int, threads: int) -> None:
         """Compute images ``first`` to ``first + self.images`` of the batch."""
-        addresses = [t.data_ptr() + first * t[0].numel() * 4 for t in (*inputs, *outputs)]
         with self.memory.arena() as arena:
-            self._program.run(arena, addresses, threads)
+            self._program.run(arena, _addresses(inputs, outputs, first), threads)
+
+    def run_each(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], threads: int) -> None:
+        """Compute a whole batch, ``self.images`` at a time and each time whole on one of the threads."""
+        brought = [_addresses(inputs, outputs, first) for first in range(0, len(inputs[0]), self.images)]
+        with ExitStack() as stack:
+            number = min(threads, len(brought))
+            self._program.run_each([stack.enter_context(self.memory.arena()) for _ in range(number)], brought)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +142,7 @@ class ImageProgram:
                     self._layouts[operation.residual],
                 )
                 return layer.operation(
-                    self._tuner.choose(layer),
+                    self._tuner.choose(layer, self._threads),
                     self._places.of(operation.x),
                     self._places.of(operation.out),
                     residual or None,

@@ -91,8 +91,7 @@ class Transpose(_Structure):
 
 
 KINDS: dict[type, int] = {
-    kind: number
-    for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose))
+    kind: number for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose))
 }
 Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose
 
@@ -110,6 +109,7 @@ def _library() -> Any:
     except OSError:  # built for another machine
         return None
     library.pareback_run.restype = c_int64
+    library.pareback_run_each.restype = c_int64
     return library
 
 
@@ -144,5 +144,18 @@ class Program:
         addresses = (c_void_p * len(brought))(*brought)
         steps = ctypes.byref(self._steps, first * ctypes.sizeof(_Step))
         wrong = _engine.pareback_run(steps, c_int64(count), c_void_p(arena), addresses, c_int32(threads))
-        if wrong >= 0:
-            raise RuntimeError(f"This build of the engine has no kernel for step {first + wrong}.")
+        _check(first + wrong if wrong >= 0 else -1)
+
+    def run_each(self, arenas: Sequence[int], brought: Sequence[Sequence[int]]) -> None:
+        """Run all operations once for each of ``brought``, on as many threads as there are arenas."""
+        places = len(brought[0])
+        addresses = (c_void_p * (places * len(brought)))(*(address for one in brought for address in one))
+        bases = (c_void_p * len(arenas))(*arenas)
+        times, threads = c_int64(len(brought)), c_int32(len(arenas))
+        count = c_int64(len(self._operations))
+        _check(_engine.pareback_run_each(self._steps, count, bases, addresses, c_int64(places), times, threads))
+
+
+def _check(wrong: int) -> None:
+    if wrong >= 0:
+        raise RuntimeError(f"This build of the engine has no kernel for step {wrong}.")

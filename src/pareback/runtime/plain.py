@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .operations import Activation, Affine, Average, Convolution, Largest, Name, Operation, Other, Sum
 
+Values = Mapping[str, Any]
 
-def run(operation: Operation, values: Mapping[str, Any]) -> Any:
+
+def prepared(operation: Operation) -> Callable[[Values], Any]:
+    """Return what computes the operation's result, with little to do per call besides."""
+    if not isinstance(operation, Other):
+        return lambda values: run(operation, values)
+    target, arguments = operation.target, [_getter(argument) for argument in operation.args]
+    named = {key: _getter(argument) for key, argument in operation.kwargs.items()}
+    if not named:
+        return lambda values: target(*[get(values) for get in arguments])
+    return lambda values: target(
+        *[get(values) for get in arguments], **{key: get(values) for key, get in named.items()}
+    )
+
+
+def _getter(argument: Any) -> Callable[[Values], Any]:
+    if isinstance(argument, Name):
+        name = argument.text
+        return lambda values: values[name]
+    if isinstance(argument, (list, tuple)) and any(isinstance(a, (Name, list, tuple)) for a in argument):
+        inner = [_getter(one) for one in argument]
+        return lambda values: [get(values) for get in inner]
+    return lambda values: argument
+
+
+def run(operation: Operation, values: Values) -> Any:
     """Return the operation's result."""
     match operation:
-        case Other():
-            args, kwargs = torch.utils._pytree.tree_map(
-                lambda leaf: values[leaf.text] if isinstance(leaf, Name) else leaf, (operation.args, operation.kwargs)
-            )
-            return operation.target(*args, **kwargs)
         case Convolution():
             y = _convolved(operation, values[operation.x])
             if operation.residual is not None:

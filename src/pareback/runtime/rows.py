@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -21,14 +22,14 @@ _MOST_COLUMNS = 2**16
 
 
 class RowProgram:
-    """A chain of linear layers for a certain number of rows."""
+    """A chain of linear layers for a certain number of rows, tuned for a number of threads."""
 
-    def __init__(self, chain: Chain, rows: int, tuner: Tuner) -> None:
+    def __init__(self, chain: Chain, rows: int, tuner: Tuner, threads: int) -> None:
         self.rows = rows
         layers = [operation for operation in chain.operations if isinstance(operation, Convolution)]
         self.single = rows <= FEW and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers)
         places = Places()
-        steps = _one_row(layers, places) if self.single else _in_lanes(layers, rows, places, tuner)
+        steps = _one_row(layers, places) if self.single else _in_lanes(layers, rows, places, tuner, threads)
         self._program = library.Program(steps)
         self.memory = Memory(max(places.most, 1))
 
@@ -39,8 +40,18 @@ class RowProgram:
                 self._program.run(arena, [x.data_ptr(), y.data_ptr()], threads)
                 return
             for row in range(self.rows):
-                places = [x.data_ptr() + row * x.shape[1] * 4, y.data_ptr() + row * y.shape[1] * 4]
-                self._program.run(arena, places, threads)
+                self._program.run(arena, _addresses(x, y, row), threads)
+
+    def run_each(self, x: Tensor, y: Tensor, threads: int) -> None:
+        """Multiply a multiple of ``self.rows``, so many at a time and each time whole on one of the threads."""
+        brought = [_addresses(x, y, first) for first in range(0, len(x), self.rows)]
+        with ExitStack() as stack:
+            number = min(threads, len(brought))
+            self._program.run_each([stack.enter_context(self.memory.arena()) for _ in range(number)], brought)
+
+
+def _addresses(x: Tensor, y: Tensor, row: int) -> list[int]:
+    return [x.data_ptr() + row * x.shape[1] * 4, y.data_ptr() + row * y.shape[1] * 4]
 
 
 def _one_row(layers: Sequence[Convolution], places: Places) -> list[library.Operation]:
@@ -71,9 +82,12 @@ def _one_row(layers: Sequence[Convolution], places: Places) -> list[library.Oper
     return steps
 
 
-def _in_lanes(layers: Sequence[Convolution], rows: int, places: Places, tuner: Tuner) -> list[library.Operation]:
+def _in_lanes(
+    layers: Sequence[Convolution], rows: int, places: Places, tuner: Tuner, threads: int
+) -> list[library.Operation]:
     def layout(channels: int) -> Layout:
-        return Layout(channels, 1, rows, Grid(1, 1, LANES), 1, -(-rows // LANES), 0)
+        vectors = -(-rows // LANES)  # lanes beyond the last row are computed like any other, and not read
+        return Layout(channels, 1, vectors * LANES, Grid(1, 1, LANES), 1, vectors, 0)
 
     first = layout(layers[0].taps.weight.shape[1])
     padded = first.plane * LANES
@@ -93,7 +107,7 @@ def _in_lanes(layers: Sequence[Convolution], rows: int, places: Places, tuner: T
         target = layout(operation.taps.weight.shape[0])
         layer = Layer(operation.taps, operation.bias, source, target, ACTIVATIONS[operation.activation])
         start, end = places.of(str(number)), places.take(str(number + 1), target.floats)
-        steps.append(layer.operation(tuner.choose(layer), start, end, None))
+        steps.append(layer.operation(tuner.choose(layer, threads), start, end, None))
         places.give_back(str(number))
         source = target
     steps.append(

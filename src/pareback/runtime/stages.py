@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import plain
 from .capture import Captured
 from .images import KINDS, Chain, ImageProgram
+from .layout import LANES
 from .operations import Convolution, Largest, Operation, reads
 from .rows import RowProgram
 from .tiling import NoTilingError
 from .tuning import Tuner
+
+#: As many lane vectors of rows as there are registers for their sums.
+_MOST_ROWS = 14 * LANES
 
 
 class Stage(ABC):
@@ -32,34 +38,41 @@ class Stage(ABC):
 class Plain(Stage):
     """Operations left to PyTorch."""
 
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        names = [reads(operation) for operation in chain.operations]
+        own = {operation.out for operation in chain.operations} - set(chain.outputs)
+        self._steps = [
+            (operation.out, plain.prepared(operation), done)
+            for operation, done in zip(chain.operations, last_readers(names, own), strict=True)
+        ]
+
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
-        made = []
-        for operation in self.chain.operations:
-            values[operation.out] = plain.run(operation, values)
-            made.append(operation.out)
-        for name in made:
-            if name not in self.chain.outputs:
+        for out, compute, done in self._steps:
+            values[out] = compute(values)
+            for name in done:
                 del values[name]
 
 
 class Images(Stage):
-    """A chain over images, for any number of them: sixteen at a time, then by powers of two."""
+    """A chain over images, for any number of them: together in lanes, or one by one; whichever is faster."""
 
     def __init__(self, chain: Chain, captured: Captured, tuner: Tuner) -> None:
         super().__init__(chain)
         self._captured, self._tuner = captured, tuner
-        self._programs: dict[int, ImageProgram] = {}
-        self._lock = threading.Lock()
+        self._programs: dict[tuple[int, int], ImageProgram] = {}
+        self._singly: dict[int, bool] = {}  # by batch
+        self._lock = threading.RLock()
 
-    def program(self, images: int) -> ImageProgram:
-        """Return the chain for so many images at once, made when it is first asked for."""
+    def program(self, images: int, threads: int) -> ImageProgram:
+        """Return the chain for so many images at once, tuned for so many threads, made when it is first asked for."""
         with self._lock:
-            if images not in self._programs:
+            if (images, threads) not in self._programs:
                 names = [*self.chain.inputs, *(operation.out for operation in self.chain.operations)]
                 shapes = {name: self._shape(name, images) for name in names}
-                self._programs[images] = ImageProgram(self.chain, shapes, images, self._tuner)
+                self._programs[images, threads] = ImageProgram(self.chain, shapes, images, self._tuner, threads)
                 self._tuner.save()
-            return self._programs[images]
+            return self._programs[images, threads]
 
     def _shape(self, name: str, images: int) -> tuple[int, int, int]:
         channels, height, width = (*self._captured.shape(name, images)[1:], 1, 1)[:3]
@@ -68,12 +81,41 @@ class Images(Stage):
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         inputs = [values[name].contiguous() for name in self.chain.inputs]
         outputs = [torch.empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
-        first = 0
+        if batch not in self._singly:
+            self._singly[batch] = batch > 1 and self._is_faster_singly(inputs, outputs, threads)
+        (self._run_singly if self._singly[batch] else self._run_together)(inputs, outputs, threads)
+        values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    def _run_together(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> None:
+        """Sixteen images at a time, then by powers of two."""
+        first, batch = 0, len(inputs[0])
         while first < batch:
             images = 16 if batch - first >= 16 else 1 << ((batch - first).bit_length() - 1)
-            self.program(images).run(inputs, outputs, first, threads)
+            self.program(images, threads).run(inputs, outputs, first, threads)
             first += images
-        values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    def _run_singly(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> None:
+        self.program(1, 1).run_each(inputs, outputs, threads)
+
+    def _is_faster_singly(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> bool:
+        with self._lock:
+            times: dict[Any, list[float]] = {self._run_together: [], self._run_singly: []}
+            for _ in range(3):
+                for run, seconds in times.items():
+                    began = time.perf_counter()
+                    run(inputs, outputs, threads)
+                    seconds.append(time.perf_counter() - began)
+            return min(times[self._run_singly][1:]) < min(times[self._run_together][1:])
+
+
+def _portion(rows: int) -> int:
+    """Return how many rows to run at a time: they stay in the cache from layer to layer, and their sums in registers.
+
+    >>> _portion(64), _portion(197), _portion(3152)
+    (64, 208, 224)
+    """
+    portions = max(1, -(-rows // _MOST_ROWS))
+    return -(-rows // (portions * LANES)) * LANES
 
 
 class Rows(Stage):
@@ -82,16 +124,16 @@ class Rows(Stage):
     def __init__(self, chain: Chain, tuner: Tuner) -> None:
         super().__init__(chain)
         self._tuner = tuner
-        self._programs: dict[int, RowProgram] = {}
+        self._programs: dict[tuple[int, int], RowProgram] = {}
         self._lock = threading.Lock()
 
-    def program(self, rows: int) -> RowProgram:
-        """Return the chain for so many rows, made when it is first asked for."""
+    def program(self, rows: int, threads: int) -> RowProgram:
+        """Return the chain for so many rows, tuned for so many threads, made when it is first asked for."""
         with self._lock:
-            if rows not in self._programs:
-                self._programs[rows] = RowProgram(self.chain, rows, self._tuner)
+            if (rows, threads) not in self._programs:
+                self._programs[rows, threads] = RowProgram(self.chain, rows, self._tuner, threads)
                 self._tuner.save()
-            return self._programs[rows]
+            return self._programs[rows, threads]
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         x = values[self.chain.inputs[0]]
@@ -99,13 +141,28 @@ class Rows(Stage):
         last = self.chain.operations[-1]
         assert isinstance(last, Convolution)
         y = torch.empty(len(matrix), last.taps.weight.shape[0])
-        self.program(len(matrix)).run(matrix, y, threads)
+        portion = _portion(len(matrix))
+        whole = len(matrix) // portion * portion if len(matrix) > portion else 0
+        if whole:
+            self.program(portion, 1).run_each(matrix[:whole], y[:whole], threads)
+        if whole < len(matrix):
+            self.program(len(matrix) - whole, threads).run(matrix[whole:], y[whole:], threads)
         values[self.chain.outputs[0]] = y.view(*x.shape[:-1], y.shape[1])
 
 
-def divided(operations: list[Operation], captured: Captured, outputs: Iterable[str], tuner: Tuner) -> list[Stage]:
+def last_readers(names: Sequence[Sequence[str]], which: Collection[str]) -> list[list[str]]:
+    """Return for every step what of ``which`` no later one reads: its memory can be used again.
+
+    >>> last_readers([["x"], ["a", "x"], ["b"]], {"a", "b"})
+    [[], ['a'], ['b']]
+    """
+    last = {name: number for number, read in enumerate(names) for name in read}
+    return [[name for name in dict.fromkeys(read) if name in which and last[name] == i] for i, read in enumerate(names)]
+
+
+def divided(operations: list[Operation], captured: Captured, outputs: Iterable[str], threads: int) -> list[Stage]:
     """Return the stages of a model."""
-    kept = set(outputs)
+    kept, tuner = set(outputs), Tuner()
     groups: list[tuple[str, list[Operation]]] = []
     for operation in operations:
         kind = _kind(operation, operations)
@@ -117,7 +174,7 @@ def divided(operations: list[Operation], captured: Captured, outputs: Iterable[s
             groups[-1][1].append(operation)
         else:
             groups.append((kind, [operation]))
-    return [_stage(kind, _chain(members, operations, kept), captured, tuner) for kind, members in groups]
+    return [_stage(kind, _chain(members, operations, kept), captured, tuner, threads) for kind, members in groups]
 
 
 def _kind(operation: Operation, operations: list[Operation]) -> str:
@@ -146,13 +203,13 @@ def _chain(members: list[Operation], operations: list[Operation], outputs: set[s
     return Chain(members, list(inputs), [name for name in made if name in elsewhere])
 
 
-def _stage(kind: str, chain: Chain, captured: Captured, tuner: Tuner) -> Stage:
+def _stage(kind: str, chain: Chain, captured: Captured, tuner: Tuner, threads: int) -> Stage:
     if kind == "rows":
         return Rows(chain, tuner)
     if kind == "images":
         stage = Images(chain, captured, tuner)
         try:
-            stage.program(1)
+            stage.program(1, threads)
         except NoTilingError:
             return Plain(chain)
         return stage

@@ -126,28 +126,27 @@ def _waste(shape: tuple[int, int], height: int, width: int) -> float:
 class Tuner:
     """Tries and remembers. One file per machine; a broken or read-only one is ignored."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         folder = Path(os.environ.get("PAREBACK_CACHE", Path.home() / ".cache" / "pareback"))
         self._file = folder / f"tuning-{platform.machine()}.json"
         self._known = _read(self._file)
         self._new = False
 
-    def choose(self, layer: Layer) -> Choice:
-        """Return the fastest way found for a layer."""
-        key = layer.key(self._threads)
+    def choose(self, layer: Layer, threads: int) -> Choice:
+        """Return the fastest way found for a layer on so many threads."""
+        key = layer.key(threads)
         if key not in self._known:
-            self._known[key] = self._fastest(layer)
+            self._known[key] = self._fastest(layer, threads)
             self._new = True
         return self._known[key]
 
-    def _fastest(self, layer: Layer) -> Choice:
+    def _fastest(self, layer: Layer, threads: int) -> Choice:
         source, target = layer.source.floats, layer.target.floats
         arena = aligned(torch.rand(source + target))
         best, shortest = None, float("inf")
         for choice in layer.choices():
             program = library.Program([layer.operation(choice, 0, source, None)])
-            seconds = _timed(program, arena.data_ptr(), self._threads, shortest)
+            seconds = _timed(program, arena.data_ptr(), threads, shortest)
             if seconds is not None and seconds < shortest:
                 best, shortest = choice, seconds
         assert best is not None, "a tile of one position always fits"
