@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check sanitize bench clean
 
 demo: $(STAMP)
 	$(BIN)/pareback demo
@@ -17,6 +17,9 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sanitize: $(STAMP)
+	PYTHON=$(BIN)/python .ci/sanitize
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py training

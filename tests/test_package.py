@@ -30,7 +30,7 @@ LAYERS = [
     {"options", "stepping", "mount", "pruner", "parametrize", "report", "plan", "oneshot", "freeze"},
     {"artifact", "runtime", "integrations"},
     {"lab"},
-    {"curves"},
+    {"curves", "bench"},
     {"page"},
     {"commands"},
     {"cli"},

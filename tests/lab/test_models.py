@@ -70,7 +70,7 @@ def test_a_thinned_network_takes_the_weights_of_a_thinned_one_only(tmp_path: Pat
             ModelRecipe("lenet"),
             "model.name='lenet' is not known. Write 'lenet-300-100', 'conv', 'wrn', 'torchvision/NAM",
         ),
-        (ModelRecipe("resnet50"), "'timm/NAME'. Did you mean 'torchvision/resnet50'?"),
+        (ModelRecipe("resnet50"), "'package.module:function'. Did you mean 'torchvision/resnet50'?"),
         (ModelRecipe("vit_tiny_patch16_224"), "Did you mean 'timm/vit_tiny_patch16_224'?"),
         (ModelRecipe("tim/resnet18d"), "Did you mean 'timm/resnet18d'?"),
         (ModelRecipe("lenet-300"), "Did you mean 'lenet-300-100'?"),

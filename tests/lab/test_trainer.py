@@ -97,6 +97,7 @@ def test_the_result_is_what_the_saved_model_does(learned: Path) -> None:
     assert result["sparsity"] == pytest.approx(0.95)
     assert result["dense_bytes"] == 4 * 50_610
     assert result["bytes"] == 4 * (2510 + 410) + 50_200 // 8
+    assert (result["flops"], result["dense_flops"]) == (2 * 2510, 2 * 50_200)
     found = {row["name"]: row for row in result["tensors"]}
     for name, parameter in model.named_parameters():
         assert found[name]["nonzeros"] == int(parameter.count_nonzero())
@@ -134,6 +135,7 @@ def test_dense_training_prunes_nothing(tmp_path: Path) -> None:
     result = train(TINY, tmp_path, quiet=True)
     assert (result["pruned_weights"], result["sparsity"], result["ema_accuracy"]) == (0, 0.0, None)
     assert result["bytes"] == result["dense_bytes"] == 4 * 50_610
+    assert result["flops"] == result["dense_flops"] == 2 * 50_200
     assert result["accuracy"] == result["accuracy_before_finish"]
     assert [(row["sparsity"], row["nonzeros"]) for row in rows(tmp_path)] == [(None, None)] * 2
     assert not (tmp_path / "model-ema.safetensors").exists()

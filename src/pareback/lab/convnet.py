@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from torch import nn
 
+from .thin import thinned
+
 
 class ConvNet(nn.Sequential):
     """Three 3×3 convolutions to 16, 32 and 64 channels, the last two strided, and two linear layers.
 
-    Strides rather than pooling: half the work, and gradients with the same bits every time.
+    Strides rather than pooling: half the work, and gradients with the same bits every time. ``share`` thins every
+    layer but the last.
 
     >>> sum(p.numel() for p in ConvNet(10, (1, 28, 28)).parameters())
     426234
     """
 
-    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, classes: int, shape: tuple[int, int, int], share: float = 1.0) -> None:
         channels, height, width = shape
         # A stride of 2 halves and rounds up.
         pixels = -(-height // 4) * -(-width // 4)
+        first, second, third, hidden = (thinned(width, share) for width in (16, 32, 64, 128))
         super().__init__(
-            *_convolution(channels, 16, 1),
-            *_convolution(16, 32, 2),
-            *_convolution(32, 64, 2),
+            *_convolution(channels, first, 1),
+            *_convolution(first, second, 2),
+            *_convolution(second, third, 2),
             nn.Flatten(),
-            nn.Linear(64 * pixels, 128),
+            nn.Linear(third * pixels, hidden),
             nn.ReLU(),
-            nn.Linear(128, classes),
+            nn.Linear(hidden, classes),
         )
 
 

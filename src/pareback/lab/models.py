@@ -7,6 +7,7 @@ from contextlib import suppress
 from torch import nn
 
 from ..wording import did_you_mean, listed
+from .builders import built, is_builder
 from .convnet import ConvNet
 from .lenet import LeNet
 from .pretrained import load_weights_, read_weights
@@ -31,7 +32,7 @@ def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     if recipe.thin is not None:
         check_thin(recipe.name, recipe.thin)
     model = _made(recipe, classes, shape)
-    if "/" in recipe.name:
+    if "/" in recipe.name or is_builder(recipe.name):
         check_reads(model, recipe.name, classes, shape)
     if recipe.pretrained not in (None, "hub"):
         load_weights_(model, read_weights(recipe.pretrained), classes, recipe.pretrained)
@@ -41,24 +42,27 @@ def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
 def _made(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.Module:
     library, _, name = recipe.name.rpartition("/")
     hub, share = recipe.pretrained == "hub", 1.0 if recipe.thin is None else recipe.thin
-    if hub and (recipe.name in OWN or share < 1.0):
+    if hub and (recipe.name in OWN or is_builder(recipe.name) or share < 1.0):
         what = recipe.name if share == 1.0 else f"a thinned {recipe.name}"
         raise ValueError(
             f"There are no weights of {what} to download: write model.pretrained as a file or leave it out."
         )
+    if is_builder(recipe.name):
+        return built(recipe.name, classes, shape, share)
     if library == "torchvision":
         return torchvision_model(name, classes, shape, hub, share)
     if library == "timm":
         return timm_model(name, classes, shape, hub)
     if recipe.name == "lenet-300-100":
-        return LeNet(classes, shape)
+        return LeNet(classes, shape, share)
     if recipe.name == "conv":
-        return ConvNet(classes, shape)
+        return ConvNet(classes, shape, share)
     if recipe.name == "wrn":
         widths = [thinned(channels, share) for channels in plain_widths(recipe.width)]
         return WideResNet(recipe.depth, recipe.width, classes, shape[0], widths)
     raise ValueError(
-        f"model.name={recipe.name!r} is not known. Write {listed(OWN)}, 'torchvision/NAME' or 'timm/NAME'."
+        f"model.name={recipe.name!r} is not known. Write {listed(OWN)}, 'torchvision/NAME', 'timm/NAME' or "
+        "'package.module:function'."
         f"{_suggestion(recipe.name)}"
     )
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ..flops import count_flops
 from ..pruner import Pruner
 from ..report import Report, report_on
 from . import files
@@ -33,6 +37,24 @@ def counted(model: nn.Module, pruner: Pruner | None) -> dict[str, Any]:
         "dense_bytes": dense,
         "tensors": _tensors(report, pruner),
     }
+
+
+def flops(model: nn.Module, tensors: Sequence[dict[str, Any]], shape: tuple[int, ...]) -> dict[str, int | None]:
+    """Return the operations for one image of ``shape``, 2 per multiply-add: all of them as ``dense_flops``.
+
+    ``flops`` leaves out those with zeros of pruned ``tensors``, the entries that :func:`counted` makes: what a
+    ``flops`` budget counts. Both are None for a model whose operations cannot be counted.
+    """
+    try:
+        count = count_flops(model, torch.zeros(1, *shape, device=next(model.parameters()).device))
+    except Exception:  # whatever it is, the model has been trained
+        return {"flops": None, "dense_flops": None}
+    spared = Fraction(0)
+    for entry in tensors:
+        if entry["pruned"]:
+            zeros = Fraction(entry["size"] - entry["nonzeros"], entry["size"])
+            spared += count.per_parameter.get(entry["name"], Fraction(0)) * zeros
+    return {"flops": round(count.total - spared), "dense_flops": round(count.total)}
 
 
 def _landed(pruner: Pruner) -> Report:

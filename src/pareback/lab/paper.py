@@ -36,6 +36,8 @@ class Experiment:
     title: str
     about: str
     rows: tuple[Row, ...]
+    plots: bool = True
+    """Whether layers, convergence and histograms of the rows are drawn beside the table."""
 
 
 _DENSE = Row("dense", "dense WRN-16-8", Paper(78.52, 0.0, 11.012))

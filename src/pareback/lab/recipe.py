@@ -33,13 +33,15 @@ class ModelRecipe:
     """The network."""
 
     name: str = "lenet-300-100"
-    """lenet-300-100, conv, wrn (see depth and width), torchvision/NAME or timm/NAME."""
+    """lenet-300-100, conv, wrn (see depth and width), torchvision/NAME, timm/NAME, or package.module:function for a
+    network of your own: build(classes, shape, share=1.0), where shape is C, H, W and share what thin says."""
     depth: int = 16
     """Layers of a wrn: 6·n + 4."""
     width: int = 8
     """How many times wider than a plain residual network a wrn is."""
     thin: float | None = None
-    """Keep ⌊√thin · C⌋ of every layer's C channels: the dense equivalent of a pruned wrn, ResNet or AlexNet."""
+    """Keep ⌊√thin · C⌋ of every layer's C channels: the dense equivalent of a pruned network (not for timm's, and of
+    torchvision's for ResNets and AlexNet)."""
     pretrained: str | None = None
     """A file of weights (.pt or .safetensors), or "hub" for those that torchvision or timm download."""
 

@@ -45,18 +45,24 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Training:
+class Training:
+    """A row with the recipe that makes it."""
+
     row: Row
     recipe: Recipe
 
     @property
     def name(self) -> str:
+        """The name of its folder and record."""
         return f"{self.recipe.name}-{self.recipe.seed}"
 
 
-def reproduce(experiment: Experiment, plan: Plan) -> None:
-    """Train the rows that are not there yet and write the tables after each, so that nothing finished is lost."""
-    trainings = _trainings(experiment, plan)
+def reproduce(experiment: Experiment, plan: Plan, trainings: Sequence[Training] | None = None) -> None:
+    """Train the rows that are not there yet and write the tables after each, so that nothing finished is lost.
+
+    Rows are the recipes of their names, unless ``trainings`` gives them.
+    """
+    trainings = _trainings(experiment, plan) if trainings is None else trainings
     missing = [training for training in trainings if not _is_recorded(training, plan)]
     for training in trainings:
         if training not in missing:
@@ -85,6 +91,8 @@ def reproduce(experiment: Experiment, plan: Plan) -> None:
 def collect(experiment: Experiment, out: Path) -> list[Path]:
     """Write an experiment's tables and plots from the records in ``out``/rows, and return their paths."""
     written, records = _write_tables(experiment, out), _records(experiment, out)
+    if not experiment.plots:
+        return written
     # One line per row in a plot: the lowest seed's.
     firsts = [records[row.name][0] for row in experiment.rows if records.get(row.name)]
     pruned = [record for record in firsts if record.is_pruned]
@@ -122,8 +130,23 @@ def chosen(experiment: Experiment, only: Sequence[str]) -> list[Row]:
     return [rows[name] for name in dict.fromkeys(only)] or list(experiment.rows)
 
 
-def _trainings(experiment: Experiment, plan: Plan) -> list[_Training]:
-    folder = _recipes(plan.recipes)
+def _trainings(experiment: Experiment, plan: Plan) -> list[Training]:
+    changes = changes_of(plan)
+    rows = [(row, recipe_named(row.name, plan)) for row in chosen(experiment, plan.only)]
+    return [
+        Training(row, override(recipe, {**changes, **shortened(recipe, plan.epochs), "seed": seed}))
+        for seed in plan.seeds
+        for row, recipe in rows
+    ]
+
+
+def recipe_named(name: str, plan: Plan) -> Recipe:
+    """Return the recipe of that name, from where a plan says that they are."""
+    return read(_recipes(plan.recipes) / f"{name}.yaml")
+
+
+def changes_of(plan: Plan) -> dict[str, Any]:
+    """Return what a plan changes in every recipe."""
     changes: dict[str, Any] = {"train.device": plan.device}
     if plan.data is not None:
         changes["data.path"] = plan.data
@@ -132,15 +155,10 @@ def _trainings(experiment: Experiment, plan: Plan) -> list[_Training]:
     if plan.device == "cpu" or not torch.cuda.is_available():
         print("No GPU is used: " + ", ".join(f"{key}={str(value).lower()}" for key, value in _ON_CPU.items()) + ".")
         changes |= _ON_CPU
-    rows = [(row, read(folder / f"{row.name}.yaml")) for row in chosen(experiment, plan.only)]
-    return [
-        _Training(row, override(recipe, {**changes, **_shortened(recipe, plan.epochs), "seed": seed}))
-        for seed in plan.seeds
-        for row, recipe in rows
-    ]
+    return changes
 
 
-def _shortened(recipe: Recipe, epochs: int | None) -> dict[str, Any]:
+def shortened(recipe: Recipe, epochs: int | None) -> dict[str, Any]:
     """Return the changes for fewer epochs: restarts come as often in a training as before."""
     if epochs is None:
         return {}
@@ -157,11 +175,11 @@ def _recipes(given: Path | None) -> Path:
     raise FileNotFoundError(f"There is no folder {str(places[0])!r}. Give recipes/paper of a checkout with --recipes.")
 
 
-def _kept(training: _Training, plan: Plan) -> Path:
+def _kept(training: Training, plan: Plan) -> Path:
     return plan.out / "rows" / f"{training.name}.json"
 
 
-def _is_recorded(training: _Training, plan: Plan) -> bool:
+def _is_recorded(training: Training, plan: Plan) -> bool:
     path = _kept(training, plan)
     if not path.exists():
         return False
@@ -171,7 +189,7 @@ def _is_recorded(training: _Training, plan: Plan) -> bool:
     return True
 
 
-def _train(training: _Training, plan: Plan, began: float) -> None:
+def _train(training: Training, plan: Plan, began: float) -> None:
     folder = plan.runs / training.name
     other = difference(recipe_of(folder), training.recipe) if (folder / "recipe.yaml").exists() else ""
     if other:
@@ -187,7 +205,7 @@ def _train(training: _Training, plan: Plan, began: float) -> None:
     print(f"{training.name}: {record.result['accuracy']:.2f} %{sparsity}, {record.result['seconds']['total']:.0f} s")
 
 
-def _known_seconds(missing: Sequence[_Training], plan: Plan) -> float:
+def _known_seconds(missing: Sequence[Training], plan: Plan) -> float:
     """Return how long a row like these took on such a machine before; 0 if that is not known."""
     if not missing or plan.seconds is None:
         return 0.0

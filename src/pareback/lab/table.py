@@ -81,7 +81,7 @@ def _measured(record: Record, dense: float | None) -> dict[str, Any]:
     result, environment = record.result, record.result["environment"]
     return {
         "accuracy": result["accuracy"],
-        "to_dense": None if dense is None or record.name == "dense" else result["accuracy"] - dense,
+        "to_dense": None if dense is None or _is_dense(record.name) else result["accuracy"] - dense,
         "sparsity": 100.0 * result["sparsity"] if record.is_pruned else None,
         "nonzeros": result["nonzeros"],
         "parameters": result["parameters"],
@@ -93,8 +93,17 @@ def _measured(record: Record, dense: float | None) -> dict[str, Any]:
 
 
 def _dense(records: Records) -> float | None:
-    found = [record.result["accuracy"] for record in records.get("dense", ())]
+    found = [record.result["accuracy"] for name in records if _is_dense(name) for record in records[name]]
     return mean(found) if found else None
+
+
+def _is_dense(name: str) -> bool:
+    """Whether a row is an experiment's dense reference.
+
+    >>> _is_dense("dense"), _is_dense("curve-dense"), _is_dense("thin")
+    (True, True, False)
+    """
+    return name.rpartition("-")[2] == "dense"
 
 
 def _averages(experiment: Experiment, records: Records) -> list[list[str]]:
@@ -103,7 +112,7 @@ def _averages(experiment: Experiment, records: Records) -> list[list[str]]:
     for row in experiment.rows:
         found = [record.result["accuracy"] for record in records.get(row.name, ())]
         if len(found) > 1:
-            away = None if dense is None or row.name == "dense" else mean(found) - dense
+            away = None if dense is None or _is_dense(row.name) else mean(found) - dense
             numbers = [f"{mean(found):.2f}", f"{min(found):.2f}", f"{max(found):.2f}", _shown(away, 2, sign=True)]
             body.append([row.label, str(len(found)), *numbers])
     return body

@@ -9,10 +9,13 @@ from math import floor, isqrt
 from torch import nn
 
 from ..wording import listed
+from .builders import is_builder
 from .recipe import ModelRecipe
 
-#: The models whose channels can be thinned.
+#: The models whose channels can be thinned; so can those of a function that takes a share.
 THINNABLE = (
+    "lenet-300-100",
+    "conv",
     "wrn",
     "torchvision/alexnet",
     "torchvision/resnet18",
@@ -41,8 +44,8 @@ def check_thin(name: str, share: float) -> None:
     """Refuse what is no share of a network, and networks that cannot be thinned."""
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
         raise ValueError(f"model.thin={share!r} must be the share of parameters to keep, above 0 and at most 1.")
-    if name not in THINNABLE:
-        raise ValueError(f"model.thin does not know the layers of {name!r}: it can thin {listed(THINNABLE, 9)}.")
+    if name not in THINNABLE and not is_builder(name):
+        raise ValueError(f"model.thin does not know the layers of {name!r}: it can thin {listed(THINNABLE, 11)}.")
 
 
 def thinned(channels: int, share: float) -> int:

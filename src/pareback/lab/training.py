@@ -258,6 +258,7 @@ class Training:
         last = self._rows[-1]
         accuracy, loss, ema_accuracy = last["test_accuracy"], last["test_loss"], None
         counts = outcome.counted(self._parts.model, self._parts.pruner)
+        counts |= outcome.flops(self._parts.model, counts["tensors"], self._source.shape)
         if self._parts.pruner is not None:
             tested = self._evaluate(self._parts.model)
             accuracy, loss = tested.accuracy, tested.mean_loss

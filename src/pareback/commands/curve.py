@@ -1,0 +1,192 @@
+"""``pareback curve``: accuracy against budget, for several ways to prune and for thinner dense networks."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ..lab.arguments import Parser, UsageError, add_recipe_options, changes
+from .command import Command
+
+if TYPE_CHECKING:
+    from ..curves.grid import Grid
+    from ..curves.planning import Task
+    from ..curves.running import Progress
+    from ..lab.recipe import Recipe
+
+T = TypeVar("T")
+
+
+def _options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="what all runs share; digits without one")
+    add("--budgets", default="", metavar="A,B", help="shares of the dense network that remain, or amounts: 0.3,0.5M")
+    add("--measure", choices=("params", "flops", "weights"), default="params", metavar="WHAT", help=_MEASURE)
+    add("--goals", default="exact", metavar="A,B", help="exact (default), fixed-ga, fixed-bs, budget, unconstrained")
+    add("--lambdas", metavar="A,B", help="the λ that unconstrained is swept by (0.01,0.1,1,10)")
+    add("--dense-equivalents", action="store_true", help="also train thinner dense networks of each budget")
+    add("--seeds", default="1", metavar="N", help="how many, from 0, or which: 3 is 0,1,2 (%(default)s)")
+    add("--root", type=Path, default=Path("runs"), metavar="DIR", help="where a folder per run goes (%(default)s)")
+    add("--dry-run", action="store_true", help="print the plan and train nothing")
+    add("--serial", action="store_true", help="run one after another in this process, without Ray")
+    add("--address", metavar="HOST:PORT", help="a Ray cluster that is there (auto finds one on this machine)")
+    add("--cpus-per-run", type=float, metavar="X", help="CPUs, and so threads, of a run (1 without a GPU)")
+    add("--gpus-per-run", type=float, metavar="X", help="GPUs of a run; 0.5 lets two share one (1 where there are any)")
+    add("--retries", type=int, default=2, metavar="N", help="tries after a run's worker was lost (%(default)s)")
+    add("--quiet", action="store_true", help="print a line per run, not per epoch, also with --serial")
+    add_recipe_options(parser)
+
+
+_MEASURE = (
+    "what budgets are shares of: params of the whole network, its flops, or the weights of pruned tensors (%(default)s)"
+)
+
+
+def _run(options: Namespace) -> int:
+    from ..curves.grid import check_reachable, points
+    from ..curves.planning import listing, overview, tasks
+
+    base, grid = _base(options), _grid(options)
+    wanted = points(base, grid)
+    check_reachable(base, grid)
+    planned = tasks(wanted, options.root)
+    for note in (*wanted.notes, *(task.problem for task in planned if task.standing == "blocked")):
+        print(note)
+    print(overview(planned))
+    if options.dry_run:
+        print(listing(planned))
+        return 0
+    # What was cut off comes first: it is nearest to its end.
+    left = [task for standing in ("resume", "start") for task in planned if task.standing == standing]
+    failed = _work(left, options) if left else {}
+    return _told(planned, failed, options.root)
+
+
+def _base(options: Namespace) -> Recipe:
+    from ..lab.reading import override, read
+    from ..lab.recipe import Recipe
+
+    given = changes(options)
+    if "seed" in given:
+        raise UsageError(f"A curve has seeds. Write --seeds {given['seed']}, with the comma, or how many of them.")
+    return override(Recipe() if options.recipe is None else read(options.recipe), given)
+
+
+def _grid(options: Namespace) -> Grid:
+    from ..curves.grid import LAMBDAS, Budget, Grid
+
+    goals = _list("--goals", options.goals, str, "exact,fixed-ga")
+    if options.lambdas is not None and "unconstrained" not in goals:
+        raise UsageError("--lambdas are unconstrained's. Add it to --goals, or leave them out.")
+    return Grid(
+        budgets=tuple(Budget(value) for value in _list("--budgets", options.budgets, _amount, "0.3,0.05")),
+        goals=goals,
+        lambdas=LAMBDAS if options.lambdas is None else _list("--lambdas", options.lambdas, float, "0.1,10"),
+        dense_equivalents=options.dense_equivalents,
+        seeds=seeds(options.seeds),
+        measure=options.measure,
+    )
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """Read how many seeds, or which.
+
+    >>> seeds("3"), seeds("0,5"), seeds("5,")
+    ((0, 1, 2), (0, 5), (5,))
+    """
+    found = _list("--seeds", text, int, "3, for 0,1,2, or 0,5")
+    if "," not in text:
+        found = tuple(range(found[0])) if found else ()
+    if not found or min(found) < 0:
+        raise UsageError(f"--seeds {text} is none. Write how many, such as 3, or which, such as 0,5.")
+    return found
+
+
+def _list(option: str, text: str, read: Callable[[str], T], example: str) -> tuple[T, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        return tuple(dict.fromkeys(map(read, words)))
+    except ValueError:
+        raise UsageError(f"{option} {text!r} cannot be read. Write {option} {example}.") from None
+
+
+def _amount(text: str) -> float | int | str:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _work(left: Sequence[Task], options: Namespace) -> dict[str, str]:
+    """Run what is left, and return what failed with the reason."""
+    from ..curves.cluster import Needs, has_ray
+    from ..curves.running import Progress
+
+    if options.retries < 0:
+        raise UsageError(f"--retries {options.retries} must be at least 0.")
+    needs = Needs(options.address, options.cpus_per_run, options.gpus_per_run)
+    progress = Progress(len(left), options.retries, _say)
+    if options.serial or not has_ray():
+        _serially(left, progress, options)
+    else:
+        from ..curves.on_ray import run_on_ray
+
+        run_on_ray(left, progress, needs, options.root)
+    if progress.hopeless and len(progress.failed) < len(left):
+        print(f"Nothing has worked so far: {len(left) - len(progress.failed)} runs were not tried.")
+    return progress.failed
+
+
+def _serially(left: Sequence[Task], progress: Progress, options: Namespace) -> None:
+    from ..curves.running import run_serially
+
+    if options.address is not None:
+        why = "--serial needs none" if options.serial else "Ray is not installed: pip install 'pareback[curves]'"
+        raise UsageError(f"--address {options.address} cannot be used: {why}.")
+    if not options.serial:
+        print("Ray is not installed (pip install 'pareback[curves]'): runs take place one after another.")
+    if options.cpus_per_run:
+        import torch
+
+        torch.set_num_threads(max(1, int(options.cpus_per_run)))
+    run_serially(left, progress, options.quiet)
+
+
+def _told(planned: Sequence[Task], failed: dict[str, str], root: Path) -> int:
+    from ..curves.summary import summary
+
+    print(f"\n{summary(planned)}\n")
+    print(f"Runs are in {root}: pareback runs {_quoted(root)} lists them, pareback page {_quoted(root)} draws them.")
+    blocked = [task for task in planned if task.standing == "blocked"]
+    if failed:
+        names = ", ".join(list(failed)[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
+        raise RuntimeError(f"{len(failed)} of {len(planned)} runs failed ({names}); the same command tries them again.")
+    if blocked:
+        raise RuntimeError(
+            f"{len(blocked)} of {len(planned)} runs could not begin: remove {str(blocked[0].path)!r}"
+            + (" and the others named above." if len(blocked) > 1 else ".")
+        )
+    return 0
+
+
+def _quoted(root: Path) -> str:
+    return shlex.quote(str(root))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+COMMAND = Command(
+    "Train a grid of budgets, goals and seeds, and dense networks of the same size: the trade-off curve.",
+    _options,
+    _run,
+    "[RECIPE.yaml] --budgets 0.3,0.05 [--goals exact,fixed-ga] [--dense-equivalents] [--seeds 3] ...",
+    "What is finished is not trained again, what was cut off goes on. Runs take place on Ray, on this machine or on a\n"
+    "cluster (--address); without Ray one after another. Every field of the recipe is an option, as in pareback train.",
+)

@@ -1,0 +1,82 @@
+"""``pareback runs``: what a store of runs holds."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..lab.arguments import Parser
+from .command import Command
+
+if TYPE_CHECKING:
+    from ..curves.store import StoredRun
+
+_STATES = ("finished", "unfinished", "broken", "foreign")
+
+
+def _options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("root", nargs="?", type=Path, default=Path("runs"), metavar="ROOT", help="the folder of runs (%(default)s)")
+    add("--state", choices=_STATES, metavar="STATE", help="only those that are " + ", ".join(_STATES))
+    add("--where", action="append", default=[], metavar="CONDITION", help="only these: goal.kind=budget, accuracy>95")
+    add("--sort", metavar="FIELD", help="in the order of accuracy, nonzeros, seconds, goal.sparsity or any other field")
+    add("--reverse", action="store_true", help="the largest first")
+    add("--json", action="store_true", help="print everything that is known as JSON")
+
+
+def _run(options: Namespace) -> None:
+    from ..curves.choosing import chosen, condition
+    from ..curves.store import scan
+
+    where = [condition(text) for text in options.where]
+    runs = chosen(scan(options.root), options.state, where, options.sort)
+    if options.reverse:
+        runs.reverse()
+    print(json.dumps([_content(run) for run in runs], indent=1) if options.json else _text(runs))
+
+
+def _text(runs: Sequence[StoredRun]) -> str:
+    from ..report import table
+
+    listed = [run for run in runs if run.state in ("finished", "unfinished")]
+    header = ["run", "state", "accuracy %", "non-zeros", "parameters", "sparsity %", "off target", "seconds"]
+    counts: Counter[str] = Counter(run.state for run in runs)
+    parts = [f"{counts[state]:,} {state}" for state in _STATES if counts[state]]
+    lines = [table(header, [_row(run) for run in listed], left=2)] if listed else []
+    lines += [run.problem for run in runs if run.problem]
+    return "\n".join([*lines, f"{len(runs):,} runs{': ' if parts else ''}{', '.join(parts)}."])
+
+
+def _row(run: StoredRun) -> list[str]:
+    from ..curves.exactness import off_target, shown
+
+    if run.result is None:
+        return [run.path.name, run.state, *["–"] * 6]
+    result = run.result
+    sparsity = f"{100 * result['sparsity']:.3f}" if result["pruned_weights"] else "–"
+    counts = [f"{result['nonzeros']:,}", f"{result['parameters']:,}", sparsity, shown(off_target(result))]
+    return [run.path.name, run.state, f"{result['accuracy']:.2f}", *counts, f"{result['seconds']['total']:.1f}"]
+
+
+def _content(run: StoredRun) -> dict[str, Any]:
+    from ..curves.exactness import off_target
+
+    result = dict(run.result or {})
+    for large in ("metrics", "histograms", "recipe"):
+        result.pop(large, None)
+    off = None if run.result is None else off_target(run.result)
+    about = {"path": str(run.path), "state": run.state, "problem": run.problem}
+    return {**about, **result, "off_target": off, "recipe": dict(run.asked)}
+
+
+COMMAND = Command(
+    "List the runs of a folder: accuracy, non-zeros, how exactly budgets were met.",
+    _options,
+    _run,
+    "[ROOT] [--state STATE] [--where CONDITION ...] [--sort FIELD] [--json]",
+    "Folders that are cut off, damaged or no runs at all are listed with the reason.",
+)

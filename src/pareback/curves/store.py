@@ -1,0 +1,226 @@
+"""The run store: one folder per run under a root, named after what the run is and a hash of its recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from ..lab.reading import from_dict, read, to_dict
+from ..lab.recipe import Recipe
+from ..lab.record import Record, read_record, write_record
+from ..lab.run_folder import INCIDENTAL
+
+State = Literal["finished", "unfinished", "broken", "foreign"]
+
+#: Hexadecimal digits of a recipe's key: of 10,000 recipes two meet in one of 20,000 stores, and the trainer, which
+#: compares the recipes themselves, then refuses the second.
+_DIGITS = 10
+#: What a result must hold to be listed and drawn.
+_NUMBERS = ("seed", "accuracy", "parameters", "nonzeros", "pruned_weights", "pruned_nonzeros", "sparsity")
+#: What a run may leave behind that was killed before its recipe was written.
+_BEGINNINGS = {".lock", "environment.json", "metrics.jsonl", "recipe.yaml.tmp", "environment.json.tmp"}
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as the store has it, in a folder or in the small file that is kept of one."""
+
+    path: Path
+    state: State
+    problem: str = ""
+    """One sentence, where the run is broken or foreign."""
+    asked: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The recipe as nested mappings; empty where it is not known."""
+    result: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """What came of a finished run: its result.json, less the entry of each tensor."""
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The recipe, or None where it is not known or of another version of this package."""
+        if not self.asked:
+            return None
+        try:
+            return from_dict(self.asked)
+        except (ValueError, TypeError):
+            return None
+
+
+def key(recipe: Recipe) -> str:
+    """Return the hash of what decides a run's outcome; where and how it runs does not.
+
+    >>> from dataclasses import replace
+    >>> from pareback.lab.recipe import TrainRecipe
+    >>> key(Recipe()), key(Recipe(seed=1))
+    ('e362c0cfbe', 'bf5de6781f')
+    >>> key(replace(Recipe(), train=TrainRecipe(device="cpu"))) == key(Recipe())
+    True
+    """
+    canonical = json.dumps(decisive(to_dict(recipe)), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGITS]
+
+
+def decisive(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the outcome of a recipe that is given as nested mappings."""
+    return {
+        section: {name: item for name, item in value.items() if f"{section}.{name}" not in INCIDENTAL}
+        if isinstance(value, Mapping)
+        else value
+        for section, value in asked.items()
+    }
+
+
+def folder(root: Path, recipe: Recipe) -> Path:
+    """Return where a run of the recipe lives.
+
+    >>> folder(Path("runs"), Recipe(name="wide/exact 5 %")).name
+    'wide-exact-5-0-37d1264d4b'
+    """
+    name = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", recipe.name).strip("-.")[:60]
+    return root / f"{name or 'run'}-{recipe.seed}-{key(recipe)}"
+
+
+def scan(root: Path) -> list[StoredRun]:
+    """Return what a folder holds: runs, the small files that are kept of runs, and what is neither, with the reason.
+
+    ``root`` may also be one run or one such file itself. Hidden entries, and files that are no JSON, are passed over.
+    """
+    if root.is_file() or _holds_a_run(root):
+        return [look(root)]
+    if not root.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(root)!r}. Give the one that holds the runs.")
+    with os.scandir(root) as found:
+        names = sorted(
+            entry.name
+            for entry in found
+            if not entry.name.startswith(".") and (entry.name.endswith(".json") or entry.is_dir())
+        )
+    return [look(root / name) for name in names]
+
+
+def look(path: Path) -> StoredRun:
+    """Return one entry of a store; whatever is wrong with it is said, not raised."""
+    try:
+        return _folder(path) if path.is_dir() else _file(path)
+    except OSError as error:
+        return StoredRun(path, "broken", f"{path.name} cannot be read: {error.strerror or error}.")
+
+
+def record_of(run: StoredRun) -> Record:
+    """Return a finished run's record: from its record.json, or from its folder, where it is then kept if it can be."""
+    if run.state != "finished":
+        raise ValueError(f"{str(run.path)!r} holds no finished run. {run.problem}".rstrip())
+    try:
+        if not run.path.is_dir():
+            return read_record(run.path)
+        return _kept(run) or keep(run.path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"The record of {str(run.path)!r} cannot be made: {error}") from error
+
+
+def keep(path: Path) -> Record:
+    """Write the record.json of a finished run's folder, unless that is read-only, and return the record."""
+    record = read_record(path)
+    # Several may do so at once: each writes under a name of its own, and the last one's file, the same, stays.
+    own = path / f".record-{uuid.uuid4().hex}.json"
+    with suppress(OSError):
+        try:
+            write_record(record, own)
+            os.replace(own, path / "record.json")
+        finally:
+            own.unlink(missing_ok=True)
+            own.with_name(own.name + ".tmp").unlink(missing_ok=True)
+    return record
+
+
+def _kept(run: StoredRun) -> Record | None:
+    """Return what record.json says, if it is of the run that is there: --force trains another into the same folder."""
+    path = run.path / "record.json"
+    if not path.is_file() or run.result is None:
+        return None
+    try:
+        record = read_record(path)
+    except ValueError:
+        return None
+    same = all(record.result.get(name) == run.result.get(name) for name in ("name", *_NUMBERS, "seconds"))
+    return record if same else None
+
+
+def _holds_a_run(path: Path) -> bool:
+    return (path / "recipe.yaml").is_file() or (path / "result.json").is_file()
+
+
+def _folder(path: Path) -> StoredRun:
+    if (path / "result.json").is_file():
+        return _finished(path, path / "result.json")
+    if not (path / "recipe.yaml").is_file():
+        names = {name.name for name in path.iterdir()}
+        if names and names <= _BEGINNINGS:  # cut off at its very start
+            return StoredRun(path, "unfinished")
+        return StoredRun(path, "foreign", f"{path.name} is not a run: it holds no recipe.yaml.")
+    try:
+        return StoredRun(path, "unfinished", asked=to_dict(read(path / "recipe.yaml")))
+    except (ValueError, TypeError) as error:
+        return StoredRun(path, "broken", f"The recipe of {path.name} cannot be read: {error}")
+
+
+def _file(path: Path) -> StoredRun:
+    if not path.exists():
+        raise FileNotFoundError(f"There is no {str(path)!r}. Give a folder of runs, a run or the record of one.")
+    run = _finished(path, path)
+    if run.state == "finished" and not {"metrics", "histograms"} <= run.result.keys():  # type: ignore[union-attr]
+        return StoredRun(path, "foreign", f"{path.name} is not the record of a run.")
+    return run
+
+
+def _finished(path: Path, file: Path) -> StoredRun:
+    """Read a result, from its own file or from a record; a file that is no result at all is foreign."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return StoredRun(path, "broken", f"{_shown(path, file)} is not whole: it is no JSON.")
+    if not isinstance(content, dict) or "recipe" not in content:
+        state: State = "broken" if file.name == "result.json" else "foreign"
+        return StoredRun(path, state, f"{_shown(path, file)} is not the result of a run.")
+    lacking = _lacking(content)
+    if lacking:
+        return StoredRun(path, "broken", f"{_shown(path, file)} is not whole: it lacks {lacking}.")
+    content.pop("tensors", None)
+    return StoredRun(path, "finished", asked=content["recipe"], result=content)
+
+
+def _lacking(content: Mapping[str, Any]) -> str:
+    """Name the first thing that a result must have and this one has not."""
+    numbers = [name for name in _NUMBERS if not _is_number(content.get(name))]
+    if numbers:
+        return numbers[0]
+    sections = ("recipe", "environment", "seconds")
+    wrong = [name for name in sections if not isinstance(content.get(name), dict)]
+    if wrong:
+        return wrong[0]
+    if not _is_number(content["seconds"].get("total")):
+        return "seconds"
+    inside = [name for name in ("data", "model", "goal", "train") if not isinstance(content["recipe"].get(name), dict)]
+    if inside:
+        return f"the recipe's {inside[0]}"
+    if not isinstance(content.get("name"), str):
+        return "name"
+    if not isinstance(content.get("tensors"), list):
+        return "tensors"
+    return "" if content.get("complete") is True else "its end"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(path: Path, file: Path) -> str:
+    return path.name if path == file else f"{path.name}/{file.name}"

@@ -1,0 +1,14 @@
+"""Every chart of the page, by the name of its place there."""
+
+from __future__ import annotations
+
+from .chart_runs import convergence, histograms, layers, sparsity
+from .chart_tradeoff import tradeoff
+
+CHARTS = {
+    "tradeoff": tradeoff,
+    "convergence": convergence,
+    "sparsity": sparsity,
+    "layers": layers,
+    "histograms": histograms,
+}

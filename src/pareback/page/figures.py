@@ -1,0 +1,141 @@
+"""The charts as PNG and SVG files, for papers and READMEs: no browser is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..lab import files
+from . import datasets, vega
+from .charts import CHARTS
+from .details import SHOWN, ranked
+from .groups import Task
+from .report import Report
+from .runs import QUANTITIES
+from .theme import LIGHT, SCALES, filled, legend_columns, looks
+
+_WIDTH, _HEIGHT = 640, 400
+
+
+def write_figures(report: Report, folder: Path) -> list[Path]:
+    """Write every chart of every task into ``folder`` as PNG and SVG, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, task in enumerate(report.tasks, 1):
+        prefix = f"task{number}-" if len(report.tasks) > 1 else ""
+        for name, chart in charts_of(report, task):
+            path = folder / f"{prefix}{name}"
+            picture, drawing = vega.png(chart), vega.svg(chart).encode()
+            for suffix, content in ((".png", picture), (".svg", drawing)):
+                written.append(path.with_name(path.name + suffix))
+                files.write(written[-1], lambda file, content=content: file.write(content))  # type: ignore[misc]
+    return written
+
+
+def charts_of(report: Report, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a task's charts with their names, ready to draw; those without data are left out."""
+    for quantity, title in QUANTITIES.items():
+        if any(point.counts[quantity] is not None for point in task.points):
+            yield f"tradeoff-{quantity}", _tradeoff(report, task, quantity, title)
+    shown = _shown(report, task)
+    yield from _convergence(shown)
+    pruned = [line for line in shown if line.detail["layers"]]
+    if pruned:
+        rows = [row for line in pruned for row in datasets.epoch_rows(line.label, line.detail)]
+        yield "sparsity", _drawn("sparsity", {"epochs": rows}, _of_runs(pruned))
+        yield "layers", _layers(pruned)
+    for line in pruned:
+        if line.detail["histograms"]:
+            name = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", line.label).strip("-.")[:60]
+            yield f"histograms-{line.place}-{name}", _histograms(line.detail)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A run in the charts of single runs."""
+
+    place: int
+    label: str
+    detail: dict[str, Any]
+    look: dict[str, Any]
+
+
+def _shown(report: Report, task: Task) -> list[_Line]:
+    places = {id(run): place for place, run in enumerate(report.runs)}
+    known = [run for run in ranked(task) if places[id(run)] in report.details][:SHOWN]
+    found = looks([run.is_unpruned for run in known])
+    return [
+        _Line(
+            place=at + 1,
+            label=report.labels[places[id(run)]],
+            detail=report.details[places[id(run)]],
+            look={key: _painted(values[at]) for key, values in found.items()},
+        )
+        for at, run in enumerate(known)
+    ]
+
+
+def _painted(look: Any) -> Any:
+    """Return a look with the theme's colour in place of its number or name."""
+    if isinstance(look, int):
+        return LIGHT["colours"][look]
+    return LIGHT[look] if look in ("ink", "muted") else look
+
+
+def _tradeoff(report: Report, task: Task, quantity: str, title: str) -> dict[str, Any]:
+    references = [r for r in report.references if r.fits(task.name)]
+    series = datasets.series_of(task, references)
+    colours = [_painted(colour) for colour in series["colours"]]
+    looks_of = {
+        label: {"colour": colour, "shape": shape, "dash": dash}
+        for label, colour, shape, dash in zip(
+            series["labels"], colours, series["shapes"], series["dashes"], strict=True
+        )
+    }
+    rows = {"points": datasets.points(task), "references": datasets.reference_rows(references)}
+    data = {name: [{**row, **looks_of[row["series"]]} for row in found] for name, found in rows.items()}
+    look = {"labels": series["labels"], "colours": colours, "shapes": series["shapes"], "size": 130}
+    return _drawn("tradeoff", data, {**look, **axis(quantity, title), "scale": SCALES["linear"], "ticks": 6})
+
+
+def axis(quantity: str, title: str) -> dict[str, Any]:
+    """Return the slots that say what the horizontal axis counts."""
+    low, high = f"{quantity}_low", f"{quantity}_high"
+    wide = {"field": low, "valid": True}
+    return {"quantity": quantity, "title": title, "low": low, "high": high, "wide": wide}
+
+
+def _convergence(shown: list[_Line]) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = [row for line in shown for row in datasets.epoch_rows(line.label, line.detail)]
+    errors = [row["error"] for row in rows if row["error"] is not None]
+    if errors:
+        domain = [min(errors), datasets.error_top([line.detail for line in shown])]
+        yield "convergence", _drawn("convergence", {"epochs": rows}, {**_of_runs(shown), "domain": domain})
+
+
+def _layers(shown: list[_Line]) -> dict[str, Any]:
+    rows = [row for line in shown for row in datasets.layer_rows(line.label, line.detail)]
+    order = list(dict.fromkeys(row["layer"] for row in rows))
+    return _drawn(
+        "layers", {"layers": rows}, {**_of_runs(shown), "order": order, "names": 260, "height": 20 * len(order)}
+    )
+
+
+def _histograms(detail: dict[str, Any]) -> dict[str, Any]:
+    rows = datasets.histogram_rows(detail)
+    values = {"order": [row["layer"] for row in rows], "panels": 3, "width": 210}
+    return _drawn("histograms", {"histograms": rows}, values)
+
+
+def _of_runs(shown: list[_Line]) -> dict[str, Any]:
+    looks_of = {key: [line.look[key] for line in shown] for key in ("colours", "shapes", "dashes")}
+    return {"labels": [line.label for line in shown], **looks_of}
+
+
+def _drawn(name: str, data: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    columns = legend_columns(values.get("labels", ()), _WIDTH)
+    sizes = {"width": _WIDTH, "height": _HEIGHT, "columns": columns, "limit": 280}
+    return {**filled(CHARTS[name](), {**LIGHT, **sizes, **values}), "datasets": data}

@@ -1,0 +1,142 @@
+"""Runs put together as the chart draws them: tasks, lines of one method, and points that average over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from .runs import QUANTITIES, Run
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean of some numbers, the lowest and the highest."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs that differ in their seed alone."""
+
+    series: str
+    level: str
+    runs: tuple[Run, ...]
+    error: Spread
+    counts: dict[str, Spread | None]
+    fronts: frozenset[str]
+    """The quantities in which no other point of the task is better."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Runs that are compared with each other: one network learning one thing."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    @cached_property
+    def series(self) -> list[str]:
+        """The lines, dense ones first and then in the order of their names."""
+        return list(dict.fromkeys(point.series for point in self.points))
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """All runs, point by point."""
+        return [run for point in self.points for run in point.runs]
+
+    @cached_property
+    def dense(self) -> Point | None:
+        """The dense network, the best one if there are several."""
+        found = [point for point in self.points if point.runs[0].is_dense]
+        return min(found, key=lambda point: point.error.mean, default=None)
+
+
+def tasks(runs: Iterable[Run]) -> list[Task]:
+    """Return the tasks, that with the most runs first."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.task, []).append(run)
+    return sorted((_task(name, members) for name, members in found.items()), key=lambda t: (-len(t.runs), t.name))
+
+
+def _task(name: str, runs: Sequence[Run]) -> Task:
+    names = _names({run.line for run in runs})
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((names[run.line], run.point), []).append(run)
+    bare = [_point(series, members) for (series, _), members in groups.items()]
+    fronts = {quantity: _front(bare, quantity) for quantity in QUANTITIES}
+    points = [
+        Point(p.series, p.level, p.runs, p.error, p.counts, frozenset(q for q in QUANTITIES if at in fronts[q]))
+        for at, p in enumerate(bare)
+    ]
+    return Task(name, tuple(sorted(points, key=_order)))
+
+
+def _point(series: str, runs: Sequence[Run]) -> Point:
+    runs = sorted(runs, key=lambda run: (run.seed, run.name))
+    counts = {quantity: _spread([run.counts[quantity] for run in runs]) for quantity in QUANTITIES}
+    error = _spread([run.error for run in runs])
+    assert error is not None
+    return Point(series, runs[0].level, tuple(runs), error, counts, frozenset())
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(fmean(known), min(known), max(known)) if len(known) == len(values) else None
+
+
+def _order(point: Point) -> tuple[Any, ...]:
+    count = point.counts["nonzeros"]
+    return (
+        not point.runs[0].is_unpruned,
+        point.series,
+        -count.mean if count else 0.0,
+        point.error.mean,
+    )
+
+
+def _front(points: Sequence[Point], quantity: str) -> set[int]:
+    """Return the places of the points that no other one beats in one of error and count without losing in the other."""
+    known = [(p.counts[quantity], p.error.mean, at) for at, p in enumerate(points)]
+    ordered = sorted((count.mean, error, at) for count, error, at in known if count is not None)
+    found: list[tuple[float, float, int]] = []
+    for entry in ordered:
+        if not found or entry[1] < found[-1][1] or entry[:2] == found[-1][:2]:
+            found.append(entry)
+    return {at for _, _, at in found}
+
+
+def _names(lines: set[str]) -> dict[str, str]:
+    """Return each line's name: its method, and where several share one, the fields in which they differ."""
+    fields = {line: json.loads(line) for line in lines}
+    names = {}
+    for line, own in fields.items():
+        rivals = [other for other in fields.values() if other["method"] == own["method"]]
+        differing = [key for key in own if any(other.get(key) != own[key] for other in rivals)]
+        extra = "".join(f", {key.rpartition('.')[2]} {_word(own[key])}" for key in differing)
+        names[line] = own["method"] + extra
+    return _distinct(names)
+
+
+def _distinct(names: dict[str, str]) -> dict[str, str]:
+    """Number lines that are still called alike, as those are whose fields differ in their last word only."""
+    seen: dict[str, int] = {}
+    for line in sorted(names):
+        seen[names[line]] = seen.get(names[line], 0) + 1
+        if seen[names[line]] > 1:
+            names[line] = f"{names[line]} #{seen[names[line]]}"
+    return names
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)

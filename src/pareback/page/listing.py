@@ -1,0 +1,208 @@
+"""The page's plain HTML: what stands above the charts, the table of runs, and what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from html import escape
+
+from .groups import Point, Task
+from .report import Problem, Report
+from .runs import QUANTITIES, Run
+from .wording import counted
+
+#: How much worse than the dense network a pruned one may be to be called as good.
+_AS_GOOD = 1.0
+
+_HEADINGS = (
+    ("Run", True),
+    ("Front", True),
+    ("Seed", False),
+    ("Method", True),
+    ("Asked", True),
+    ("Error %", False),
+    ("To dense", False),
+    ("Non-zeros", False),
+    ("Zeros %", False),
+    ("FLOPs", False),
+    ("Bytes", False),
+    ("Of dense %", False),
+    ("Budget kept", False),
+    ("Minutes", False),
+)
+
+
+def table(report: Report) -> str:
+    """Return the table of all runs, a body row each; the script sorts, filters and unfolds recipes."""
+    cells = [
+        f'<th scope="col"{_kind(text)}><button type="button">{escape(name)}</button></th>' for name, text in _HEADINGS
+    ]
+    cells.insert(1, '<th scope="col" class="text">Recipe</th>')
+    head = "".join(cells)
+    body: list[str] = []
+    place = 0
+    for number, task in enumerate(report.tasks):
+        for point in task.points:
+            for run in point.runs:
+                body.append(_row(report, place, run, number, task, point))
+                place += 1
+    return (
+        '<table id="runs"><caption class="unseen">Finished runs; a button in each heading sorts by it.</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _row(report: Report, place: int, run: Run, number: int, task: Task, point: Point) -> str:
+    away = None if task.dense is None or run.is_dense else run.error - task.dense.error.mean
+    share = _of_dense(run, task)
+    nearest = max((abs(entry.off) for entry in run.kept), default=None)
+    cells = [
+        '<td class="text"><button type="button" aria-expanded="false">recipe</button></td>',
+        _front(point.fronts),
+        _cell(str(run.seed), run.seed),
+        _cell(point.series, text=True),
+        _cell(run.level, text=True),
+        _cell(f"{run.error:.2f}", run.error),
+        _cell("–" if away is None else f"{away:+.2f}", away),
+        _counted(run, "nonzeros"),
+        _cell("–" if run.sparsity is None else f"{100 * run.sparsity:.3f}", run.sparsity),
+        _counted(run, "flops"),
+        _counted(run, "bytes"),
+        _cell("–" if share is None else f"{share:.1f}", share),
+        _cell("; ".join(map(str, run.kept)) or "–", nearest, long=True),
+        _cell(f"{run.minutes:.1f}", run.minutes),
+    ]
+    fronts = " ".join(quantity for quantity in QUANTITIES if quantity in point.fronts)
+    return (
+        f'<tr data-run="{place}" data-task="{number}" data-fronts="{fronts}">'
+        f"{_named(run.name, report.labels[place] if place in report.details else None)}{''.join(cells)}</tr>"
+    )
+
+
+def _of_dense(run: Run, task: Task) -> float | None:
+    """Return a run's bytes in percent of the dense network's: the task's own one, or what the run would be unpruned."""
+    known = None if task.dense is None else task.dense.counts["bytes"]
+    count, dense = run.counts["bytes"], run.dense_bytes if known is None else known.mean
+    return None if count is None or dense is None else 100.0 * count / dense
+
+
+def _named(name: str, drawn_as: str | None) -> str:
+    """Return a row's heading, with a box to check where the run can be drawn."""
+    if drawn_as is None:
+        return f'<th scope="row"><span>{escape(name)}</span></th>'
+    box = f'<input type="checkbox" aria-label="Draw {escape(drawn_as)}">'
+    return f'<th scope="row"><label>{box}<span>{escape(name)}</span></label></th>'
+
+
+def _front(fronts: Container[str]) -> str:
+    on = "nonzeros" in fronts
+    hidden = "" if on else " hidden"
+    star = f'<span class="star{hidden}">★<span class="unseen"> on the Pareto front</span></span>'
+    return f'<td class="text front" data-sort="{int(on)}">{star}</td>'
+
+
+def _counted(run: Run, quantity: str) -> str:
+    count = run.counts[quantity]
+    shown = "–" if count is None else f"{count:,.0f}" if quantity == "nonzeros" else _short(count)
+    return _cell(shown, count)
+
+
+def _short(count: float) -> str:
+    """Write a large count with four digits and its unit.
+
+    >>> _short(3_840_912), _short(990_463_800), _short(12)
+    ('3.841 M', '990.5 M', '12')
+    """
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= size:
+            return f"{count / size:.4g}{unit}"
+    return f"{count:.4g}"
+
+
+def _cell(shown: str, value: float | None = None, text: bool = False, long: bool = False) -> str:
+    kind = ' class="long"' if long else _kind(text)
+    sort = "" if text else f' data-sort="{"" if value is None else f"{value:.10g}"}"'
+    return f"<td{kind}{sort}>{escape(shown)}</td>"
+
+
+def _kind(text: bool) -> str:
+    return ' class="text"' if text else ""
+
+
+def choice_of_task(tasks: Sequence[Task]) -> str:
+    """Return the picker of tasks, where there are several."""
+    if len(tasks) < 2:
+        return ""
+    options = "".join(f'<option value="{at}">{escape(task.name)}</option>' for at, task in enumerate(tasks))
+    return f'<p><label class="field">Task <select id="task">{options}</select></label></p>'
+
+
+def quantities() -> str:
+    """Return what the horizontal axis can count, as buttons of which one is pressed."""
+    names = {"nonzeros": "non-zeros", "flops": "FLOPs", "bytes": "bytes"}
+    return "".join(
+        f'<label class="choice"><input type="radio" name="quantity" value="{key}"{" checked" if not at else ""}>'
+        f"<span>{names[key]}</span></label>"
+        for at, key in enumerate(QUANTITIES)
+    )
+
+
+def summary(task: Task, number: int) -> str:
+    """Return what a task came to, in a few tiles."""
+    tiles = [("Runs", f"{len(task.runs):,}", f"{counted(len(task.points), 'setting', 'settings')}, {_seeds(task)}")]
+    best = min(task.points, key=lambda point: (point.error.mean, point.series))
+    if task.dense is not None:
+        tiles.append(("Dense network", f"{task.dense.error.mean:.2f} %", f"error with {_size(task.dense)}"))
+        small = _smallest(task, task.dense)
+        if small is not None:
+            about = f"{_called(small)}: {small.error.mean:.2f} % error, {_size(small)}"
+            tiles.append((f"Smallest within {_AS_GOOD:g} point of it", _less(small, task.dense), about))
+    tiles.append(("Lowest error", f"{best.error.mean:.2f} %", f"{_called(best)}, {_size(best)}"))
+    body = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        for name, value, more in tiles
+    )
+    return f'<dl class="tiles{" hidden" if number else ""}" data-summary="{number}">{body}</dl>'
+
+
+def _smallest(task: Task, dense: Point) -> Point | None:
+    """Return the smallest point that is about as good as the dense network, if it is any smaller."""
+    most = dense.error.mean + _AS_GOOD
+    near = [p for p in task.points if p.error.mean <= most and p.counts["nonzeros"] is not None]
+    found = min(near, key=lambda p: p.counts["nonzeros"].mean, default=None)  # type: ignore[union-attr]
+    return None if found is None or found.runs[0].is_dense else found
+
+
+def _less(small: Point, dense: Point) -> str:
+    few, many = small.counts["nonzeros"], dense.counts["nonzeros"]
+    return "–" if few is None or many is None else f"{many.mean / few.mean:.1f}× fewer"
+
+
+def _called(point: Point) -> str:
+    return point.level if point.runs[0].is_unpruned else f"{point.series}, {point.level}"
+
+
+def _size(point: Point) -> str:
+    count = point.counts["nonzeros"]
+    return "unknown size" if count is None else f"{count.mean:,.0f} non-zeros"
+
+
+def _seeds(task: Task) -> str:
+    numbers = sorted({len(point.runs) for point in task.points})
+    shown = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"{shown} {'seed' if numbers[-1] == 1 else 'seeds'} each"
+
+
+def problems(found: Sequence[Problem]) -> str:
+    """Return the section on what is not among the runs; nothing if all is well."""
+    if not found:
+        return ""
+    items = "".join(
+        f'<li><code>{escape(p.path)}</code> <span class="badge">{escape(p.state)}</span> {escape(p.about)}</li>'
+        for p in found
+    )
+    return (
+        '<section aria-labelledby="problems-title" id="problems">'
+        f'<h2 id="problems-title">Not among the runs ({len(found):,})</h2>'
+        '<p class="about">Folders and files that are unfinished, broken or of something else.</p>'
+        f'<ul class="problems">{items}</ul></section>'
+    )

@@ -1,0 +1,114 @@
+"""A finished run as the page shows it: the numbers of its result, and where in the charts it belongs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..curves.store import StoredRun
+from . import method
+from .budget import Kept, kept
+
+#: What the horizontal axis can count, with its title.
+QUANTITIES = {
+    "nonzeros": "non-zero parameters",
+    "flops": "FLOPs per input",
+    "bytes": "bytes on disk",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run without its weights."""
+
+    stored: StoredRun
+    name: str
+    seed: int
+    recipe: dict[str, Any]
+    """Flat: by dotted names."""
+    task: str
+    method: str
+    line: str
+    point: str
+    level: str
+    error: float
+    counts: dict[str, float | None]
+    """By quantity; None where the record does not say."""
+    dense_bytes: float | None
+    """Of the same network with nothing pruned."""
+    sparsity: float | None
+    kept: tuple[Kept, ...]
+    minutes: float
+    made: str
+
+    @property
+    def label(self) -> str:
+        """The run's name in legends."""
+        return f"{self.name} (seed {self.seed})" if self.seed else self.name
+
+    @property
+    def is_unpruned(self) -> bool:
+        """Whether nothing was pruned; the network may be thinned."""
+        return bool(self.recipe["goal.kind"] == "dense")
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the network was neither pruned nor thinned."""
+        return self.is_unpruned and self.recipe["model.thin"] is None
+
+
+def run_of(stored: StoredRun) -> Run:
+    """Return the run of a finished entry of the store, or raise with a sentence on what is wrong with it."""
+    result = stored.result
+    if result is None:
+        raise ValueError("There is no result.")
+    try:
+        return _run(stored, result)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
+        raise ValueError(f"The result cannot be read: {reason}.") from error
+
+
+def _run(stored: StoredRun, result: Mapping[str, Any]) -> Run:
+    recipe = method.flat(result["recipe"])
+    error = 100.0 - float(result["accuracy"])
+    if not math.isfinite(error):
+        raise ValueError("its accuracy is not a number")
+    counts = {name: _count(result.get(name)) for name in QUANTITIES}
+    pruned = result["pruned_weights"]
+    return Run(
+        stored=stored,
+        name=str(result["name"]),
+        seed=int(result["seed"]),
+        recipe=recipe,
+        task=method.task(recipe, result.get("classes")),
+        method=method.method(recipe),
+        line=method.canonical(method.line(recipe)),
+        point=method.canonical(method.point(recipe)),
+        level=method.level(recipe),
+        error=error,
+        counts=counts,
+        dense_bytes=_count(result.get("dense_bytes")),
+        sparsity=float(result["sparsity"]) if pruned else None,
+        kept=kept(recipe, result),
+        minutes=float(result["seconds"]["total"]) / 60.0,
+        made=_made(result["environment"]),
+    )
+
+
+def _count(value: Any) -> float | None:
+    """Return a count that a logarithmic axis can show."""
+    if value is None or isinstance(value, bool) or not math.isfinite(float(value)) or float(value) <= 0:
+        return None
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _made(environment: Mapping[str, Any]) -> str:
+    """Return when and where a run was made, in a line."""
+    known = {key: environment[key] for key in ("pareback", "torch", "cuda", "python") if environment.get(key)}
+    device = environment.get("cpu") if environment.get("device") == "cpu" else environment.get("device")
+    software = ", ".join(f"{name} {version}" for name, version in known.items())
+    parts = [str(environment.get("start", ""))[:10], str(device or ""), software]
+    return " · ".join(part for part in parts if part)

@@ -1,0 +1,120 @@
+"""How charts look: colours for day and night that the colour-blind tell apart, and shapes and dashes beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+#: Six colours that were searched for: each has a contrast of at least 3 to its background, and any two, the ink
+#: included, lie at least 20 apart in CIELAB to those who see no red, no green or no blue.
+LIGHT = {
+    "ink": "#1b1f24",
+    "muted": "#5b6470",
+    "grid": "#e4e7eb",
+    "paper": "#ffffff",
+    "band": "#c9d3df",
+    "colours": ["#0688DF", "#BE3D1F", "#0A6754", "#A0559A", "#CC7E00", "#4131CD"],
+    "bars": "#56B4E9",
+    "bound": "#BE3D1F",
+}
+DARK = {
+    "ink": "#e8eaed",
+    "muted": "#a3acb8",
+    "grid": "#2e353f",
+    "paper": "#171b21",
+    "band": "#3d4856",
+    "colours": ["#6FB2FF", "#F8653E", "#2BE89A", "#E08AB8", "#F1CF3A", "#9474FF"],
+    "bars": "#2F7FB0",
+    "bound": "#F8653E",
+}
+#: Dense lines have the cross.
+SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down"]
+#: What was not measured here: an x, then others.
+ELSEWHERE = ["M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z", "triangle-left", "wedge"]
+DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]]
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+#: The vertical axis of errors, by what the reader picks.
+SCALES = {"linear": {"type": "linear", "zero": False, "padding": 12}, "log": {"type": "log", "padding": 12}}
+
+
+def slot(name: str) -> dict[str, str]:
+    """Return a place in a chart that is filled when it is drawn: by the page's script, or for a figure by ``filled``.
+
+    An object, as no name of a run can be one.
+    """
+    return {"slot": name}
+
+
+def filled(chart: Any, values: dict[str, Any]) -> Any:
+    """Return the chart with its slots filled.
+
+    >>> filled({"color": slot("ink"), "sort": [slot("ink")]}, {"ink": "#000"})
+    {'color': '#000', 'sort': ['#000']}
+    """
+    if isinstance(chart, dict):
+        if chart.keys() == {"slot"}:
+            return values[chart["slot"]]
+        return {key: filled(value, values) for key, value in chart.items()}
+    return [filled(value, values) for value in chart] if isinstance(chart, list) else chart
+
+
+def looks(dense: Sequence[bool]) -> dict[str, list[Any]]:
+    """Return each line's colour (a place among the theme's, or "ink" for dense ones), shape and dash.
+
+    >>> looks([True, False, False])["colours"]
+    ['ink', 0, 1]
+    """
+    turn = iter(range(len(dense)))
+    turns = [None if is_dense else next(turn) for is_dense in dense]
+    return {
+        "colours": ["ink" if at is None else at % len(LIGHT["colours"]) for at in turns],
+        "shapes": ["cross" if at is None else SHAPES[at % len(SHAPES)] for at in turns],
+        "dashes": [DASHES[0] if at is None else DASHES[at % len(DASHES)] for at in turns],
+    }
+
+
+def legend_columns(labels: Sequence[str], width: int) -> int:
+    """Return how many entries of a legend fit side by side."""
+    longest = max((len(label) for label in labels), default=1)
+    return max(1, min(len(labels), width // (40 + 7 * min(longest, 40))))
+
+
+def config() -> dict[str, Any]:
+    """Return Vega-Lite's settings for all charts, with the theme's colours as slots."""
+    ink, muted, grid = slot("ink"), slot("muted"), slot("grid")
+    return {
+        "background": slot("paper"),
+        "font": _FONT,
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": muted,
+            "titleColor": ink,
+            "gridColor": grid,
+            "domainColor": muted,
+            "tickColor": muted,
+            "labelFontSize": 12,
+            "titleFontSize": 13,
+            "titleFontWeight": 500,
+            "titlePadding": 10,
+            "labelOverlap": True,
+        },
+        "legend": {
+            "orient": "bottom",
+            "direction": "horizontal",
+            "title": None,
+            "labelColor": ink,
+            "labelFontSize": 12.5,
+            "labelLimit": slot("limit"),
+            "symbolSize": 110,
+            "symbolOpacity": 1,
+            "symbolStrokeWidth": 2,
+            "columns": slot("columns"),
+            "rowPadding": 6,
+            "columnPadding": 18,
+        },
+        "header": {"labelColor": ink, "labelFontSize": 12.5, "labelFontWeight": 500, "labelLimit": 300},
+        "text": {"color": muted, "fontSize": 11.5},
+        "line": {"strokeWidth": 2},
+    }

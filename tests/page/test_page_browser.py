@@ -1,0 +1,311 @@
+"""The page in a real Chromium: it draws without a complaint or a request, and does what its controls say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_runs import HOSTILE, content, curve, write
+
+from pareback.page import vega
+from pareback.page.document import page
+from pareback.page.references import Reference
+from pareback.page.report import collect
+
+pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'pareback[dev]'")
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"
+)
+
+CHARTS = ("tradeoff", "convergence", "sparsity", "layers", "histograms")
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--hide-scrollbars",
+)
+
+
+class Browser:
+    """A tab, with words for what the tests ask of it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, width: int = 1280, dark: bool = False) -> Browser:
+        """Show a file in a window of some width, by day or by night, and wait until it is drawn."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        for kind in ("browser", "performance"):
+            self.driver.get_log(kind)  # what came before is nobody's
+        self.driver.get(path.as_uri())
+        self.until("document.documentElement.dataset.drawn === 'yes'")
+        return self
+
+    def ask(self, expression: str) -> Any:
+        """Return what an expression of JavaScript is worth in the page."""
+        return self.driver.execute_script(f"return {expression}")
+
+    def until(self, expression: str) -> None:
+        """Wait for an expression to become true."""
+        waiting = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait(self.driver, 20, 0.05)
+        waiting.until(lambda _: self.ask(expression), f"never true: {expression}")
+
+    def click(self, selector: str) -> None:
+        """Click on the first element that fits."""
+        self.driver.execute_script(f"document.querySelector({json.dumps(selector)}).click()")
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of all elements that fit and can be seen."""
+        found: list[str] = self.ask(
+            f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.offsetParent || "
+            "e instanceof SVGElement).map(e => e.textContent.trim())"
+        )
+        return found
+
+    def tooltips(self, selector: str) -> list[str]:
+        """Point at every element that fits and return what is said of it."""
+        told = []
+        for mark in self.driver.find_elements("css selector", selector):
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+            webdriver.ActionChains(self.driver).move_to_element(mark).pause(0.1).perform()
+            told.append(self.ask("document.querySelector('#vg-tooltip-element.visible')?.textContent ?? ''"))
+        return told
+
+    def complaints(self) -> list[str]:
+        """Return what the page wrote to the console."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Return the addresses that the page asked for, itself included."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests, closed at the end."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in _FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def bundle() -> str:
+    """Vega's bundle, made once."""
+    return vega.bundle()
+
+
+@pytest.fixture
+def made(bundle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The page of some records as a file."""
+    monkeypatch.setattr(vega, "bundle", lambda: bundle)
+
+    def make(*contents: Any, references: Any = ()) -> Path:
+        path = tmp_path / "report.html"
+        path.write_text(page(collect(write(tmp_path / "runs", *contents), references)), encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)], ids=["desk", "phone", "night"])
+def test_charts_draw_without_a_complaint_or_a_request(browser: Browser, made: Any, width: int, dark: bool) -> None:
+    """Every chart has marks, nothing is wider than the window, and the file itself is all that is loaded."""
+    path = made(*curve(), references=[Reference("theirs", 12.0, {"nonzeros": 700.0}, "elsewhere")])
+    browser.open(path, width, dark)
+    assert browser.complaints() == []
+    assert browser.requests() == [path.as_uri()]
+    for chart in CHARTS:
+        marks = f"#{chart} .mark-line path, #{chart} .mark-rect path"
+        assert browser.ask(f"document.querySelectorAll('{marks}').length") > 0
+    assert browser.ask("document.documentElement.scrollWidth") == width
+    ground = browser.ask("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(15, 18, 22)" if dark else "rgb(245, 246, 248)")
+    assert browser.ask("document.querySelector('#tradeoff svg').outerHTML.includes('#171b21')") is dark
+
+
+def test_points_bars_and_references_are_in_the_chart(browser: Browser, made: Any) -> None:
+    """Six points over two seeds, a bar for each, and one point from elsewhere; legends name every line."""
+    browser.open(made(*curve(), references=[Reference("theirs", 12.0, {"nonzeros": 700.0}, "elsewhere")]))
+    assert browser.ask("document.querySelectorAll('#tradeoff .mark-symbol.role-mark path').length") == 7
+    rules = browser.ask("document.querySelectorAll('#tradeoff .mark-rule.role-mark line').length")
+    assert rules == 6 + 1  # and the dense network's level
+    legend = browser.texts("#tradeoff .role-legend-label text")
+    assert legend == ["dense, thinned", "exact budget", "fixed-GA", "unconstrained", "elsewhere"]
+
+
+def test_the_axis_counts_what_is_chosen(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve()))
+    title = "[...document.querySelectorAll('#tradeoff .role-axis-title text')].map(e => e.textContent)"
+    assert "non-zero parameters" in browser.ask(title)
+    browser.click("input[name=quantity][value=flops]")
+    browser.until(f"{title}.includes('FLOPs per input')")
+    browser.click("input[name=quantity][value=bytes]")
+    browser.until(f"{title}.includes('bytes on disk')")
+    before = browser.ask("document.querySelector('#tradeoff .mark-line path').getAttribute('d')")
+    browser.click("input[name=scale][value=log]")
+    browser.until(f"document.querySelector('#tradeoff .mark-line path').getAttribute('d') !== {json.dumps(before)}")
+    assert browser.complaints() == []
+
+
+def test_a_click_on_the_legend_shows_one_line_alone(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    faint = "[...document.querySelectorAll('#tradeoff .mark-symbol.role-mark path')].filter(e => "
+    faint += "Number(e.getAttribute('opacity') ?? 1) < 0.5).length"
+    assert browser.ask(faint) == 0
+    entry = browser.driver.find_elements("css selector", "#tradeoff .role-legend-symbol path")[1]
+    webdriver.ActionChains(browser.driver).move_to_element(entry).click().perform()
+    browser.until(f"{faint} === 4")  # all but the two of the exact budget
+
+
+def test_a_count_that_no_run_has_cannot_be_chosen(browser: Browser, made: Any) -> None:
+    old = content()
+    del old["flops"]
+    browser.open(made(old, content(goal__kind="fixed", goal__sparsity=0.9) | {"flops": None}))
+    assert browser.ask("document.querySelector('input[name=quantity][value=flops]').disabled") is True
+    assert browser.ask("document.querySelector('input[name=quantity][value=bytes]').disabled") is False
+
+
+def test_headings_sort_by_mouse_and_by_keyboard(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    heading = "#runs thead th:nth-child(7)"
+    column = "#runs tbody td:nth-child(7)"
+    browser.click(f"{heading} button")
+    errors = [float(text) for text in browser.texts(column)]
+    assert errors == sorted(errors)
+    assert browser.ask(f"document.querySelector('{heading}').getAttribute('aria-sort')") == "ascending"
+    browser.ask(f"document.querySelector('{heading} button').focus()")
+    browser.driver.switch_to.active_element.send_keys("\ue007")  # Enter
+    assert [float(text) for text in browser.texts(column)] == sorted(errors, reverse=True)
+    assert browser.ask(f"document.querySelector('{heading}').getAttribute('aria-sort')") == "descending"
+    browser.click("#runs thead th:nth-child(1) button")
+    assert browser.texts("#runs tbody th") == ["dense", "exact-0.05", "exact-0.1", "free", "ga-0.1", "thin"]
+    assert browser.ask("document.querySelectorAll('#runs [aria-sort]').length") == 1
+
+
+def test_unknown_numbers_are_last_whichever_way_is_sorted(browser: Browser, made: Any) -> None:
+    """Dense runs have no share of zeros."""
+    browser.open(made(*curve(seeds=1)))
+    for _ in range(2):
+        browser.click("#runs thead th:nth-child(10) button")
+        assert browser.texts("#runs tbody td:nth-child(10)")[-2:] == ["–", "–"]
+
+
+def test_runs_are_found_by_words_and_by_the_front(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    browser.driver.find_element("id", "find").send_keys("EXACT 95")
+    assert browser.texts("#runs tbody th") == ["exact-0.05"]
+    browser.driver.find_element("id", "find").clear()
+    browser.click("#only-front")
+    assert browser.texts("#runs tbody th") == ["dense", "exact-0.1", "exact-0.05"]
+
+
+def test_checked_runs_are_drawn(browser: Browser, made: Any) -> None:
+    """Unchecking all empties the charts of single runs; a run that is checked comes back alone."""
+    browser.open(made(*curve(seeds=1)))
+    labels = "[...document.querySelectorAll('#convergence .role-legend-label text')].map(e => e.textContent).join()"
+    assert browser.ask(labels) == "dense,exact-0.1,ga-0.1,free,thin,exact-0.05"
+    browser.click("#none")
+    browser.until("document.querySelector('#convergence').textContent.startsWith('Check runs in the table')")
+    browser.click("#runs tbody tr:nth-child(4) input")
+    browser.until(f"{labels} === 'exact-0.05'")
+    browser.until("document.querySelector('#histogram-run').textContent === 'exact-0.05'")
+    assert browser.complaints() == []
+
+
+def test_histograms_follow_their_picker(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    headings = "[...document.querySelectorAll('#histograms .role-column-title text, #histograms .role-title text, "
+    headings += "#histograms .role-header text')].map(e => e.textContent).join('|')"
+    assert "10 % kept" in browser.ask(headings)
+    picker = browser.driver.find_element("id", "histogram-run")
+    pytest.importorskip("selenium.webdriver.support.ui").Select(picker).select_by_visible_text("exact-0.05")
+    browser.until(f"{headings}.includes('5 % kept') && !{headings}.includes('10 % kept')")
+
+
+def test_recipes_unfold(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    browser.click("#runs tbody tr:nth-child(3) button")
+    assert browser.ask("document.querySelector('#runs button[aria-expanded=true]') !== null")
+    recipe = dict(zip(browser.texts(".recipe dt"), browser.texts(".recipe dd"), strict=True))
+    assert (recipe["goal.sparsity"], recipe["train.epochs"], recipe["goal.ramp"]) == ("0.9", "30", "null")
+    assert "goal.sparsity" in browser.texts(".recipe .own dt")
+    browser.click("#runs tbody tr:nth-child(3) button")
+    assert browser.texts(".recipe") == []
+
+
+def test_every_chart_has_its_numbers_as_a_table(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    for chart in CHARTS:
+        browser.click(f"details[data-table={chart}] summary")
+        browser.until(f"document.querySelectorAll('details[data-table={chart}] tbody tr').length > 2")
+        assert browser.ask(f"document.getElementById('{chart}-words').textContent.length") > 10
+    assert browser.texts("details[data-table=tradeoff] tbody tr:nth-child(1) td") == [
+        *("dense, thinned", "dense", "1", "10.00", "10.00", "10.00", "3,100", "yes")
+    ]
+
+
+def test_tasks_are_switched(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1), content("other", model__name="conv", goal__kind="fixed", goal__sparsity=0.9)))
+    assert len(browser.texts("#runs tbody th")) == 6
+    picker = browser.driver.find_element("id", "task")
+    pytest.importorskip("selenium.webdriver.support.ui").Select(picker).select_by_index(1)
+    assert browser.texts("#runs tbody th") == ["other"]
+    browser.until("document.querySelector('#tradeoff .role-legend-label text').textContent === 'fixed-BS'")
+    assert len(browser.texts("[data-summary]")) == 1
+    assert browser.complaints() == []
+
+
+def test_charts_follow_the_night_and_the_window(browser: Browser, made: Any) -> None:
+    browser.open(made(*curve(seeds=1)))
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    browser.until("document.querySelector('#tradeoff svg').outerHTML.includes('#171b21')")
+    size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.until("document.querySelector('#tradeoff svg').clientWidth < 500")
+
+
+def test_no_name_runs_a_script(browser: Browser, made: Any) -> None:
+    """Hostile names in every place that takes text: tables, charts, tooltips, recipes and pickers."""
+    runs = [
+        content(name, seed, 80.0 - 5 * at + seed, goal__kind="fixed", goal__sparsity=0.9, goal__include=(name,))
+        for at, name in enumerate(HOSTILE)
+        for seed in range(2)
+    ]
+    runs.append(content("dense", model__name=HOSTILE[0]))
+    browser.open(made(*runs, references=[Reference(HOSTILE[1], 21.0, {"nonzeros": 500.0}, HOSTILE[0])]))
+    for chart in CHARTS:
+        browser.click(f"details[data-table={chart}] summary")
+    browser.click("#runs tbody button")
+    told = browser.tooltips("#tradeoff .mark-symbol.role-mark path")
+    assert any("<img src=x onerror=window.pwned=1>" in text for text in told)
+    assert browser.ask("window.pwned === undefined")
+    assert browser.ask("document.images.length") == 0
+    assert browser.ask("document.scripts.length") == 3
+    assert set(HOSTILE) <= set(browser.texts("#runs tbody th"))
+    assert browser.complaints() == []
+    assert len(browser.requests()) == 1
+
+
+def test_a_page_without_runs_is_quiet(browser: Browser, made: Any) -> None:
+    browser.open(made())
+    assert browser.complaints() == []

@@ -1,0 +1,216 @@
+"""Means over seeds, the Pareto front, lines' names and looks, and which runs the page keeps in full."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_runs import content, curve, write
+
+from pareback.page import datasets
+from pareback.page.details import chosen, detail, ranked, spaced
+from pareback.page.groups import Task
+from pareback.page.report import Report, collect
+from pareback.page.theme import DARK, DASHES, LIGHT, SHAPES, legend_columns, looks
+
+
+def report(folder: Path, *contents: Any, most: int = 100) -> Report:
+    return collect(write(folder / "runs", *contents), most=most)
+
+
+def only(found: Report) -> Task:
+    assert len(found.tasks) == 1
+    return found.tasks[0]
+
+
+def test_seeds_of_a_point_are_averaged(tmp_path: Path) -> None:
+    """Errors of 10.5 and 9.5 % average to 10, and the bar reaches from one to the other."""
+    task = only(report(tmp_path, *curve(seeds=2)))
+    assert len(task.points) == 6
+    exact = next(point for point in task.points if point.level == "90 % zeros" and point.series == "exact budget")
+    assert (exact.error.mean, exact.error.low, exact.error.high) == (10.0, 9.5, 10.5)
+    assert [run.seed for run in exact.runs] == [0, 1]
+    assert exact.counts["nonzeros"] is not None
+    assert exact.counts["nonzeros"].mean == 400
+
+
+def test_dense_and_thinned_networks_are_one_line_and_come_first(tmp_path: Path) -> None:
+    task = only(report(tmp_path, *curve(seeds=1)))
+    assert task.series == ["dense, thinned", "exact budget", "fixed-GA", "unconstrained"]
+    assert [point.level for point in task.points[:2]] == ["dense", "thinned to 0.25"]
+    assert task.dense is not None
+    assert task.dense.error.mean == 10.0
+
+
+def test_the_front_holds_what_nothing_beats(tmp_path: Path) -> None:
+    """Thinned, fixed-GA and unconstrained ones are larger and worse than the exact budget of 90 %."""
+    task = only(report(tmp_path, *curve(seeds=1)))
+    front = {(point.series, point.level) for point in task.points if "nonzeros" in point.fronts}
+    assert front == {("dense, thinned", "dense"), ("exact budget", "90 % zeros"), ("exact budget", "95 % zeros")}
+
+
+def test_points_that_are_alike_share_the_front(tmp_path: Path) -> None:
+    twins = [content(f"twin-{at}", goal__kind="fixed", goal__sparsity=0.9 + at / 1000) for at in range(2)]
+    assert all("nonzeros" in point.fronts for point in only(report(tmp_path, *twins)).points)
+
+
+def test_lines_of_one_method_are_told_apart_by_their_fields(tmp_path: Path) -> None:
+    runs = [content(goal__kind="fixed", goal__sparsity=0.9, train__epochs=epochs) for epochs in (3, 4)]
+    assert only(report(tmp_path, *runs)).series == ["fixed-BS, epochs 3", "fixed-BS, epochs 4"]
+
+
+def test_fields_that_read_alike_leave_lines_apart(tmp_path: Path) -> None:
+    """One pattern with a space in it, and two."""
+    runs = [
+        content(goal__kind="fixed", goal__sparsity=0.9, goal__include=include) for include in (("a b",), ("a", "b"))
+    ]
+    assert only(report(tmp_path, *runs)).series == ["fixed-BS, include a b", "fixed-BS, include a b #2"]
+
+
+def test_networks_and_data_make_tasks_the_largest_first(tmp_path: Path) -> None:
+    runs = [content(), content(model__name="conv"), content(model__name="conv", seed=1)]
+    assert [task.name for task in report(tmp_path, *runs).tasks] == [
+        "conv on digits, 10 classes",
+        "lenet-300-100 on digits, 10 classes",
+    ]
+
+
+def test_counts_that_are_missing_leave_a_point_out_of_their_chart_alone(tmp_path: Path) -> None:
+    old = content()
+    del old["flops"], old["dense_flops"]
+    point = only(report(tmp_path, old)).points[0]
+    assert point.counts["flops"] is None
+    assert point.fronts == {"nonzeros", "bytes"}
+    assert datasets.points(only(report(tmp_path, old)))[0]["flops"] is None
+
+
+def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+    runs = [content("same", goal__kind="fixed", goal__sparsity=share) for share in (0.8, 0.9)]
+    assert report(tmp_path, *runs).labels == ["same", "same #2"]
+
+
+# -- what is kept of single runs ---------------------------------------------------------------------------------------
+
+
+def test_every_method_is_among_the_first_and_second_seeds_come_later(tmp_path: Path) -> None:
+    task = only(report(tmp_path, *curve(seeds=2)))
+    first = ranked(task)
+    assert {run.method for run in first[:4]} == {"dense, thinned", "exact budget", "fixed-GA", "unconstrained"}
+    assert [run.seed for run in first[:6]] == [0, 0, 0, 0, 0, 0]
+    assert len({id(run) for run in first}) == 12
+
+
+def test_no_more_runs_are_kept_in_full_than_asked(tmp_path: Path) -> None:
+    found = report(tmp_path, *curve(seeds=3), most=5)
+    assert len(found.runs) == 18
+    assert len(found.details) == 5
+    assert chosen([]) == []
+
+
+def test_a_run_in_full_has_epochs_layers_and_histograms(tmp_path: Path) -> None:
+    run = content(nonzeros=300, goal__kind="budget", goal__sparsity=0.9, train__epochs=4)
+    (found,) = report(tmp_path, run).details.values()
+    assert [row[0] for row in found["epochs"]] == [1, 2, 3, 4]
+    assert found["epochs"][3][1:] == [25.0, 90.0, 90.0]
+    assert found["epochs"][0][3] == pytest.approx(90 * (1 - 0.5**3))  # a quarter of the training, half of the ramp
+    assert found["layers"] == [[f"blocks.{at}", 90.0, 1000] for at in range(3)]
+    assert [layer["layer"] for layer in found["histograms"]] == [f"blocks.{at}: 10 % kept" for at in range(3)]
+
+
+def test_long_runs_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
+    run = content(goal__kind="fixed", goal__sparsity=0.9, train__epochs=1000)
+    (found,) = report(tmp_path, run).details.values()
+    epochs = [row[0] for row in found["epochs"]]
+    assert len(epochs) <= 120
+    assert (epochs[0], epochs[-1]) == (1, 1000)
+
+
+def test_epochs_that_were_tested_are_kept(tmp_path: Path) -> None:
+    """Of 1,000 epochs ten were tested."""
+    run = content(goal__kind="fixed", goal__sparsity=0.9, train__epochs=1000)
+    for row in run["metrics"]:
+        row["test_accuracy"] = 50.0 if row["epoch"] % 100 == 50 else None
+    (found,) = report(tmp_path, run).details.values()
+    assert sum(row[1] is not None for row in found["epochs"]) == 10
+
+
+def test_dense_runs_have_histograms_and_no_layers(tmp_path: Path) -> None:
+    (found,) = report(tmp_path, content()).details.values()
+    assert found["layers"] == []
+    assert found["histograms"][0]["threshold"] is None
+    assert found["epochs"][0][2:] == [None, None]
+
+
+def test_spacing_keeps_order() -> None:
+    assert spaced([1, 2, 3], 5) == [1, 2, 3]
+    assert spaced(list(range(100)), 3) == [0, 50, 99]
+    assert detail.__doc__
+
+
+# -- looks -------------------------------------------------------------------------------------------------------------
+
+
+#: How colours look without one of the eye's three receptors (Machado, Oliveira and Fernandes, 2009), in linear RGB.
+BLINDNESS = {
+    "red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+
+
+def linear(colour: str) -> list[float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def times(matrix: Any, vector: list[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+
+def luminance(colour: str) -> float:
+    return times(XYZ, linear(colour))[1]
+
+
+def lab(light: list[float]) -> tuple[float, float, float]:
+    shares = [value / white for value, white in zip(times(XYZ, light), (0.95047, 1.0, 1.08883), strict=True)]
+    x, y, z = (value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in shares)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["day", "night"])
+@pytest.mark.parametrize("missing", BLINDNESS)
+def test_colours_differ_to_the_colour_blind(missing: str, theme: dict[str, Any]) -> None:
+    """Two colours are told apart from a distance of about 2; lines that are thin need more."""
+    seen = [times(BLINDNESS[missing], linear(colour)) for colour in [*theme["colours"], theme["ink"]]]
+    places = [lab([min(1.0, max(0.0, value)) for value in light]) for light in seen]
+    assert min(math.dist(one, two) for one, two in combinations(places, 2)) >= 20
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["day", "night"])
+def test_lines_stand_out_and_text_can_be_read(theme: dict[str, Any]) -> None:
+    """Contrasts of WCAG 2: 3 for graphics, 4.5 for text."""
+
+    def contrast(colour: str) -> float:
+        one, two = sorted((luminance(colour), luminance(theme["paper"])))
+        return (two + 0.05) / (one + 0.05)
+
+    assert min(contrast(colour) for colour in [*theme["colours"], theme["bound"]]) >= 3.0
+    assert min(contrast(theme[name]) for name in ("ink", "muted")) >= 4.5
+
+
+def test_lines_differ_in_more_than_their_colour() -> None:
+    found = looks([True, *[False] * 6])
+    pairs = set(zip(map(str, found["dashes"]), found["shapes"], strict=True))
+    assert len(pairs) == 7
+    assert found["colours"] == ["ink", 0, 1, 2, 3, 4, 5]
+    assert len(SHAPES) != len(DASHES)
+
+
+def test_legends_have_as_many_columns_as_fit() -> None:
+    assert legend_columns(["a" * 20] * 6, 640) == 3
+    assert legend_columns(["a" * 400], 300) == 1
+    assert legend_columns([], 300) == 1
