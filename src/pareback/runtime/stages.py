@@ -6,6 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .images import KINDS, Chain, ImageProgram
 from .layout import LANES
 from .operations import Convolution, Largest, Operation, reads
 from .rows import RowProgram
-from .tiling import NoTilingError
+from .tiling import NoTilingError, tiled
 from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.
@@ -82,9 +83,20 @@ class Images(Stage):
         inputs = [values[name].contiguous() for name in self.chain.inputs]
         outputs = [torch.empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
         if batch not in self._singly:
-            self._singly[batch] = batch > 1 and self._is_faster_singly(inputs, outputs, threads)
+            self._singly[batch] = batch > 1 and (self._fits_lanes or self._is_faster_singly(inputs, outputs, threads))
         (self._run_singly if self._singly[batch] else self._run_together)(inputs, outputs, threads)
         values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    @cached_property
+    def _fits_lanes(self) -> bool:
+        """Whether one image fills the lanes well enough that several together would gain nothing."""
+        names = [*self.chain.inputs, *(operation.out for operation in self.chain.operations)]
+        images = [name for name in names if len(self._captured.shapes[name]) == 4]
+        one, many = (
+            tiled(self.chain.operations, {name: self._shape(name, number) for name in images}, number)
+            for number in (1, LANES)
+        )
+        return one.cost < 1.1 * many.cost / LANES
 
     def _run_together(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> None:
         """Sixteen images at a time, then by powers of two."""
