@@ -25,7 +25,7 @@ from pareback.lab.distributed import Team
 from pareback.lab.parts import Parts
 from pareback.lab.reading import override, read
 from pareback.lab.recipe import Recipe
-from pareback.lab.sources import open_source, steps_per_epoch
+from pareback.lab.sources import Source, open_source, steps_per_epoch
 
 #: What a kernel does, by words in its name; the first that fits.
 KINDS = {
@@ -83,12 +83,9 @@ def measure(recipe: Recipe, steps: int) -> dict[str, object]:
     }
 
 
-def endless(source: object, recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def endless(source: Source, recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return batches, epoch after epoch."""
-    epochs = (
-        source.batches(epoch, batch=recipe.data.batch_size, seed=0, rank=0, world=1)  # type: ignore[attr-defined]
-        for epoch in count()
-    )
+    epochs = (source.batches(epoch, batch=recipe.data.batch_size, seed=0) for epoch in count())
     return chain.from_iterable(epochs)
 
 

@@ -1,10 +1,23 @@
-"""The order of tests: files with slow ones first, so that no process is left alone with one of them at the end."""
+"""What all tests share: their order, and a single thread for files that ask for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from a second thread, and on a busy machine wait long for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process is left alone with one of them at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

@@ -32,7 +32,7 @@ Ends = tuple[Tensor, Tensor]
 Recount = Callable[[Ends, Sequence[bool]], tuple[Tensor, Tensor]]
 
 
-def ramp_share(step: Tensor, ramp_steps: int) -> Tensor:
+def ramp_share(step: Tensor, ramp_steps: float) -> Tensor:
     """Return how much of the goal is asked for at ``step``: a cubic that starts steep and ends flat.
 
     >>> ramp_share(torch.tensor([0, 50, 100, 150]), 100)

@@ -37,6 +37,11 @@ def checked_total(total_steps: int | None) -> int | None:
     return total_steps
 
 
+def usual_ramp(exact_budget: bool) -> float:
+    """Return over which share of the training the target grows where nobody says it."""
+    return 0.5 if exact_budget else 0.0
+
+
 def ramp_steps(ramp: float, total_steps: int | None) -> int:
     """Return over how many steps the target grows."""
     if isinstance(ramp, bool) or not isinstance(ramp, (int, float)) or not 0.0 <= ramp <= 1.0:

@@ -24,6 +24,7 @@ from .options import (
     check_unowned,
     checked_total,
     ramp_steps,
+    usual_ramp,
 )
 from .rates import GroupRates
 from .search import counter, keep_at_most
@@ -65,7 +66,7 @@ class Stepping(ABC):
         self._exponent = check_shrink(shrink or ("power" if exact_budget else "hard"))
         self._straight_through = straight_through
         self.total_steps = checked_total(total_steps)
-        growing = ramp_steps((0.5 if exact_budget else 0.0) if ramp is None else ramp, self.total_steps)
+        growing = ramp_steps(usual_ramp(exact_budget) if ramp is None else ramp, self.total_steps)
         check_threshold_lr(threshold_lr)
         self.parameters = [s.parameter for s in self._plan.selected]
         self.names = self._plan.names

@@ -38,12 +38,7 @@ RECIPE = Recipe(
 CONV = override(RECIPE, {"model.name": "conv", "train.epochs": 3, "train.checkpoint_every": 2})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def written(out: Path) -> list[bytes]:

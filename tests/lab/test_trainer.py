@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,7 @@ from pareback.lab.trainer import train
 TINY = Recipe(data=DataRecipe(batch_size=256), train=TrainRecipe(epochs=2))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def with_(recipe: Recipe, **changes: Any) -> Recipe:

@@ -282,6 +282,7 @@ def test_charts_follow_the_night_and_the_window(browser: Browser, made: Any) -> 
     size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.until("document.querySelector('#tradeoff svg').clientWidth < 500")
+    assert browser.complaints() == []
 
 
 def test_no_name_runs_a_script(browser: Browser, made: Any) -> None:

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from ..goal import amount, exact
+
+#: The limits that a goal can have.
+LIMITS = ("sparsity", "params", "flops", "bytes")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit of a run: what it may have, in the limit's own unit, and what it has."""
+
+    name: str
+    allowed: Fraction
+    got: Fraction
+
+
+def limits(goal: Mapping[str, Any], result: Mapping[str, Any]) -> list[Limit]:
+    """Return each limit of a recipe's goal; none where nothing was asked for, or its count is not known."""
+    if goal.get("kind") not in ("budget", "fixed") or not result["pruned_weights"]:
+        return []
+    found = (_limit(name, goal[name], result) for name in LIMITS if goal.get(name) is not None)
+    return [limit for limit in found if limit is not None]
 
 
 def off_target(result: Mapping[str, Any]) -> float | None:
@@ -19,33 +40,31 @@ def off_target(result: Mapping[str, Any]) -> float | None:
     >>> off_target({**counts, "recipe": {"goal": goal}})
     0.1
     """
-    goal = result["recipe"].get("goal", {})
-    if goal.get("kind") not in ("budget", "fixed") or not result["pruned_weights"]:
-        return None
     try:
-        pairs = [pair for limit in ("sparsity", "params", "flops", "bytes") for pair in _pair(goal, limit, result)]
+        found = limits(result["recipe"].get("goal", {}), result)
     except (ValueError, TypeError, ArithmeticError):  # a recipe that no version of this package wrote
         return None
-    return max((float((got - allowed) / allowed) for got, allowed in pairs if allowed > 0), default=None)
+    return max((float((one.got - one.allowed) / one.allowed) for one in found if one.allowed > 0), default=None)
 
 
-def _pair(goal: Mapping[str, Any], limit: str, result: Mapping[str, Any]) -> list[tuple[Fraction, Fraction]]:
-    """Return what a run has and what it may have, or nothing where there is no such limit or number."""
-    asked = goal.get(limit)
-    if asked is None:
-        return []
-    if limit == "sparsity":
-        return [(Fraction(result["pruned_nonzeros"]), (1 - exact(float(asked))) * result["pruned_weights"])]
+def allowed(name: str, asked: Any, dense: float) -> Fraction:
+    """Return a limit on parameters, FLOPs or bytes as an amount, for a network that has ``dense`` of them."""
+    read = amount(name, asked)
+    return read.value * exact(dense) if read.relative else read.value
+
+
+def _limit(name: str, asked: Any, result: Mapping[str, Any]) -> Limit | None:
+    if name == "sparsity":
+        left = (1 - exact(float(asked))) * result["pruned_weights"]
+        return Limit(name, left, Fraction(result["pruned_nonzeros"]))
+    # As the pruner counts: tensors that are not pruned are there in full, whatever zeros they happen to hold.
     kept = result["parameters"] - result["pruned_weights"] + result["pruned_nonzeros"]
     got, dense = {
         "params": (kept, result["parameters"]),
         "flops": (result.get("flops"), result.get("dense_flops")),
         "bytes": (result.get("bytes"), result.get("dense_bytes")),
-    }[limit]
-    if got is None or dense is None:
-        return []
-    read = amount(limit, asked)
-    return [(Fraction(got), read.value * dense if read.relative else read.value)]
+    }[name]
+    return None if got is None or dense is None else Limit(name, allowed(name, asked, dense), Fraction(got))
 
 
 def shown(off: float | None) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from typing import Any
 
-from ..goal import amount, exact
+import torch
+
+from ..control import ramp_share
+from ..curves.exactness import LIMITS, limits
+from ..curves.exactness import allowed as allowed_at
+from ..options import usual_ramp
 
 _UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 
@@ -36,33 +40,10 @@ class Kept:
 
 def kept(recipe: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Kept, ...]:
     """Return each limit of a run; none where nothing was asked for, or its count is not known."""
-    if recipe["goal.kind"] not in ("budget", "fixed") or not result["pruned_weights"]:
-        return ()
-    found = (_kept(name, recipe[f"goal.{name}"], result) for name in _UNITS if recipe[f"goal.{name}"] is not None)
-    by_layer = (
-        recipe["goal.kind"] == "budget" and recipe["goal.enforce"] != "exact" and recipe["goal.average"] == "mean"
-    )
+    goal = {name: recipe[f"goal.{name}"] for name in ("kind", *LIMITS)}
+    by_layer = goal["kind"] == "budget" and recipe["goal.enforce"] != "exact" and recipe["goal.average"] == "mean"
     note = " (asked of the layers' plain mean)" if by_layer else ""
-    return tuple(replace(entry, note=note) for entry in found if entry is not None)
-
-
-def _kept(name: str, asked: Any, result: Mapping[str, Any]) -> Kept | None:
-    if name == "sparsity":
-        allowed = math.floor(result["pruned_weights"] * (1 - exact(float(asked))))
-        return Kept(_UNITS[name], allowed, int(result["pruned_nonzeros"]))
-    got, dense = {
-        "params": (result["nonzeros"], result["parameters"]),
-        "flops": (result.get("flops"), result.get("dense_flops")),
-        "bytes": (result.get("bytes"), result.get("dense_bytes")),
-    }[name]
-    if got is None or dense is None:
-        return None
-    return Kept(_UNITS[name], math.floor(_absolute(name, asked, dense)), int(got))
-
-
-def _absolute(name: str, asked: Any, dense: float) -> Fraction:
-    wanted = amount(name, asked)
-    return wanted.value * exact(dense) if wanted.relative else wanted.value
+    return tuple(Kept(_UNITS[one.name], math.floor(one.allowed), int(one.got), note) for one in limits(goal, result))
 
 
 def target(recipe: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
@@ -77,12 +58,12 @@ def target(recipe: Mapping[str, Any], result: Mapping[str, Any]) -> float | None
     if recipe["goal.sparsity"] is not None:
         found.append(float(recipe["goal.sparsity"]))
     if recipe["goal.params"] is not None:
-        allowed = _absolute("params", recipe["goal.params"], result["parameters"])
+        allowed = allowed_at("params", recipe["goal.params"], result["parameters"])
         found.append(float((result["parameters"] - allowed) / pruned))
     if recipe["goal.bytes"] is not None and result.get("dense_bytes") and pruned > result["pruned_nonzeros"]:
         marks = math.ceil(pruned / 8)
         item = (result["dense_bytes"] + marks - result["bytes"]) / (pruned - result["pruned_nonzeros"])
-        allowed = _absolute("bytes", recipe["goal.bytes"], result["dense_bytes"])
+        allowed = allowed_at("bytes", recipe["goal.bytes"], result["dense_bytes"])
         found.append(float(result["dense_bytes"] + marks - allowed) / item / pruned)
     return min(1.0, max(0.0, *found)) if found else None
 
@@ -91,13 +72,13 @@ def ramp(recipe: Mapping[str, Any]) -> float:
     """Return the share of the training over which the target grows."""
     exactly = recipe["goal.kind"] == "budget" and recipe["goal.enforce"] == "exact"
     given = recipe["goal.ramp"]
-    return float((0.5 if exactly else 0.0) if given is None else given)
+    return float(usual_ramp(exactly) if given is None else given)
 
 
 def grown(done: float, over: float) -> float:
-    """Return which share of its target a run is held to when ``done`` of it is over: the pruner's own cubic.
+    """Return which share of its target a run is held to when ``done`` of it is over, as the pruner does.
 
     >>> grown(0.25, 0.5), grown(0.5, 0.5), grown(0.1, 0.0)
     (0.875, 1.0, 1.0)
     """
-    return 1.0 if over <= 0.0 else 1.0 - (1.0 - min(done / over, 1.0)) ** 3
+    return float(ramp_share(torch.tensor(done, dtype=torch.float64), over))

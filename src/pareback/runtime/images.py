@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,6 +26,11 @@ class Chain:
     operations: list[Operation]
     inputs: list[str]
     outputs: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """Everything that is read or computed."""
+        return [*self.inputs, *(operation.out for operation in self.operations)]
 
 
 def _addresses(inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int) -> list[int]:
@@ -63,9 +67,8 @@ class ImageProgram:
     def run_each(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], threads: int) -> None:
         """Compute a whole batch, ``self.images`` at a time and each time whole on one of the threads."""
         brought = [_addresses(inputs, outputs, first) for first in range(0, len(inputs[0]), self.images)]
-        with ExitStack() as stack:
-            number = min(threads, len(brought))
-            self._program.run_each([stack.enter_context(self.memory.arena()) for _ in range(number)], brought)
+        with self.memory.arenas(min(threads, len(brought))) as arenas:
+            self._program.run_each(arenas, brought)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class ImageProgram:
         channels, height, width = self._shapes[name]
         self._steps.append(
             library.Gather(
-                index=layout.pixels(channels * height * width, width, 1),
+                index=layout.pixels(channels * height * width, width),
                 in_=self._brought[name],
                 out=self._places.take(name, layout.floats),
                 count=layout.plane * LANES,

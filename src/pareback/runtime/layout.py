@@ -92,10 +92,10 @@ class Layout:
     def _exists(self, y: Tensor, x: Tensor) -> Tensor:
         return (y >= 0) & (y < self.height) & (x >= 0) & (x < self.width)
 
-    def pixels(self, image_stride: int, row_stride: int, column_stride: int) -> Tensor:
+    def pixels(self, image_stride: int, row_stride: int) -> Tensor:
         """Return where each position and lane of a plane, halo included, is found in a dense tensor; −1 for nowhere."""
         image, y, x = self._pixels(self.halo)
-        at = image * image_stride + y * row_stride + x * column_stride
+        at = image * image_stride + y * row_stride + x
         return _all_lanes(torch.where(self._exists(y, x), at, -1), -1).flatten().int()
 
     def places(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
@@ -57,6 +57,12 @@ class Memory:
         self._floats = floats
         self._idle: list[Tensor] = []
         self._lock = threading.Lock()
+
+    @contextmanager
+    def arenas(self, number: int) -> Iterator[list[int]]:
+        """Lend the addresses of several, one for each thread that works on its own."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(self.arena()) for _ in range(number)]
 
     @contextmanager
     def arena(self) -> Iterator[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .operations import Activation, Affine, Average, Convolution, Largest, Name, Operation, Other, Sum
 
@@ -30,10 +31,11 @@ def _getter(argument: Any) -> Callable[[Values], Any]:
     if isinstance(argument, Name):
         name = argument.text
         return lambda values: values[name]
-    if isinstance(argument, (list, tuple)) and any(isinstance(a, (Name, list, tuple)) for a in argument):
-        inner = [_getter(one) for one in argument]
-        return lambda values: [get(values) for get in inner]
-    return lambda values: argument
+    leaves, structure = tree_flatten(argument)
+    if not any(isinstance(leaf, Name) for leaf in leaves):
+        return lambda values: argument
+    inner = [_getter(leaf) for leaf in leaves]
+    return lambda values: tree_unflatten([get(values) for get in inner], structure)
 
 
 def run(operation: Operation, values: Values) -> Any:

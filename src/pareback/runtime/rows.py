@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -45,9 +44,8 @@ class RowProgram:
     def run_each(self, x: Tensor, y: Tensor, threads: int) -> None:
         """Multiply a multiple of ``self.rows``, so many at a time and each time whole on one of the threads."""
         brought = [_addresses(x, y, first) for first in range(0, len(x), self.rows)]
-        with ExitStack() as stack:
-            number = min(threads, len(brought))
-            self._program.run_each([stack.enter_context(self.memory.arena()) for _ in range(number)], brought)
+        with self.memory.arenas(min(threads, len(brought))) as arenas:
+            self._program.run_each(arenas, brought)
 
 
 def _addresses(x: Tensor, y: Tensor, row: int) -> list[int]:

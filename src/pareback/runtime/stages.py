@@ -69,8 +69,7 @@ class Images(Stage):
         """Return the chain for so many images at once, tuned for so many threads, made when it is first asked for."""
         with self._lock:
             if (images, threads) not in self._programs:
-                names = [*self.chain.inputs, *(operation.out for operation in self.chain.operations)]
-                shapes = {name: self._shape(name, images) for name in names}
+                shapes = {name: self._shape(name, images) for name in self.chain.names}
                 self._programs[images, threads] = ImageProgram(self.chain, shapes, images, self._tuner, threads)
                 self._tuner.save()
             return self._programs[images, threads]
@@ -90,8 +89,7 @@ class Images(Stage):
     @cached_property
     def _fits_lanes(self) -> bool:
         """Whether one image fills the lanes well enough that several together would gain nothing."""
-        names = [*self.chain.inputs, *(operation.out for operation in self.chain.operations)]
-        images = [name for name in names if len(self._captured.shapes[name]) == 4]
+        images = [name for name in self.chain.names if len(self._captured.shapes[name]) == 4]
         one, many = (
             tiled(self.chain.operations, {name: self._shape(name, number) for name in images}, number)
             for number in (1, LANES)
@@ -102,7 +100,7 @@ class Images(Stage):
         """Sixteen images at a time, then by powers of two."""
         first, batch = 0, len(inputs[0])
         while first < batch:
-            images = 16 if batch - first >= 16 else 1 << ((batch - first).bit_length() - 1)
+            images = LANES if batch - first >= LANES else 1 << ((batch - first).bit_length() - 1)
             self.program(images, threads).run(inputs, outputs, first, threads)
             first += images
 
