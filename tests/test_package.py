@@ -27,7 +27,7 @@ LAYERS = [
     {"selection", "goal", "cost", "extremes"},
     {"kernels", "sharding"},
     {"control", "rules", "search", "blueprint", "hooks", "rates"},
-    {"options", "stepping", "mount", "pruner", "parametrize", "report", "plan", "oneshot", "freeze"},
+    {"options", "starting", "stepping", "mount", "pruner", "parametrize", "report", "plan", "oneshot", "freeze"},
     {"artifact", "runtime", "integrations"},
     {"lab"},
     {"curves", "bench"},

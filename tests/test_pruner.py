@@ -326,10 +326,22 @@ def test_fixed_gaussian_keeps_the_floor_where_weights_are_uniform() -> None:
     """Uniform weights end at √3 σ, below the bound for 95 %: the floor of 2 weights stays."""
     model = nn.Linear(50, 40)
     nn.init.uniform_(model.weight, -0.1, 0.1)
-    pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.95, bound="gaussian"))
+    with pytest.warns(UserWarning, match=r"needs for 0\.95 leaves less than a quarter .* in 'weight', .* ramp=0\.1"):
+        pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.95, bound="gaussian"))
     assert int(model.weight.count_nonzero()) >= 2
     pruner.finish()
     assert int(model.weight.count_nonzero()) == 2
+
+
+def test_fixed_gaussian_does_not_warn_where_its_bound_fits() -> None:
+    """Normal weights at any sparsity, uniform ones at 85 %, and any with a ramp: warnings are errors in these tests."""
+    grown = {"ramp": 0.1, "total_steps": 9}
+    for sparsity, normal, options in ((0.98, True, {}), (0.85, False, {}), (0.98, False, grown)):
+        torch.manual_seed(0)
+        model = nn.Linear(50, 400)  # uniform
+        if normal:
+            nn.init.normal_(model.weight)
+        pb.Pruner(model, sgd(model), pb.Fixed(sparsity, bound="gaussian"), **options)
 
 
 # ---------------------------------------------------------------- construction

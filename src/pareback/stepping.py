@@ -30,6 +30,7 @@ from .rates import GroupRates
 from .search import counter, keep_at_most
 from .selection import MIN_SIZE
 from .sharding import Shards, local
+from .starting import warn_of_empty_tensors
 from .wording import suggests_options
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ class Stepping(ABC):
             for part in range(len(optimizers)):
                 self._prune(part)
             self._exchange_counts()
+        if growing == 0:
+            found = self._controller.state.nonzero.tolist()
+            warn_of_empty_tensors(goal, self.names, self._plan.sizes, found)
         self._report: Report | None = None
         self._hooks = [
             StepHooks(one, lambda k=k, one=one: self._before(k, one), lambda k=k: self._after(k), self._closures)  # type: ignore[misc]

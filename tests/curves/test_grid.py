@@ -111,7 +111,7 @@ def test_what_runs_keep_of_the_bases_goal() -> None:
     pruned = [point.recipe.goal for name, point in found.items() if name != "digits-dense"]
     for kept in ("exclude", "min_size", "threshold_lr", "straight_through", "weight", "average"):
         assert {getattr(each, kept) for each in pruned} == {getattr(goal, kept)}
-    assert [(each.shrink, each.ramp) for each in pruned] == [("soft", 0.7), (None, None), (None, None)]
+    assert [(each.shrink, each.ramp) for each in pruned] == [("soft", 0.7), (None, None), (None, 0.1)]
     assert [each.params for each in pruned] == [0.1, 0.1, None]
     assert found["digits-dense"].recipe.goal == GoalRecipe()
 

@@ -72,16 +72,17 @@ def test_every_row_leaves_a_record_and_the_table_has_it(done: Path) -> None:
 
 
 def test_rows_are_the_papers() -> None:
-    """What recipes/paper has for 85 % is what the curve trains, but for its length."""
+    """What recipes/paper has is what the curve trains, but for its length and the growth of fixed-GA."""
     base = override(read(RECIPES / "curve.yaml"), {"data.kind": "digits", "data.path": "none"})
     found = recipes(base, (0,))
     for name, there in [("exact-0.05", "exact-95"), ("fixed-ga-0.15", "fixed-ga"), ("budget-0.15", "budget-wavg")]:
         goal, papers_goal = found[f"curve-{name}", 0].goal, read(RECIPES / f"{there}.yaml").goal
-        default = {"shrink": "power", "ramp": 0.5} if name.startswith("exact") else {"shrink": "hard", "ramp": 0.0}
-        assert (papers_goal.shrink, papers_goal.ramp) == (default["shrink"], default["ramp"])
+        assert papers_goal.shrink == ("power" if name.startswith("exact") else "hard")  # the library's defaults
         same = ("kind", "sparsity", "enforce", "average", "bound", "exclude", "min_size", "straight_through")
         assert all(getattr(goal, field) == getattr(papers_goal, field) for field in same)
-        assert (goal.shrink, goal.ramp) == (None, None)  # the library's defaults, which are those
+        assert (goal.shrink, goal.ramp) == (None, 0.1 if name.startswith("fixed") else None)
+    # Half of 40 epochs and a sixth of 120 are the same twenty.
+    assert 120 * read(RECIPES / "exact-95.yaml").goal.ramp == pytest.approx(0.5 * 40, abs=0.01)
     mine, papers = (read(RECIPES / f"{name}.yaml") for name in ("curve", "exact-95"))
     assert (mine.optimizer, mine.schedule, mine.data) == (papers.optimizer, papers.schedule, papers.data)
     assert mine.train == replace(papers.train, epochs=40)

@@ -73,6 +73,6 @@ def test_the_goals_are_the_tables() -> None:
     ]
     for percent in (85, 90, 95, 98, 99):
         exact = goals[f"exact-{percent}"]
-        assert (exact.sparsity, exact.enforce, exact.shrink, exact.ramp) == (percent / 100, "exact", "power", 0.5)
+        assert (exact.sparsity, exact.enforce, exact.shrink, exact.ramp) == (percent / 100, "exact", "power", 0.1667)
     others = [goal for name, goal in goals.items() if goal.kind != "dense" and not name.startswith("exact")]
     assert {(goal.sparsity, goal.shrink, goal.ramp) for goal in others} == {(0.85, "hard", 0.0)}

@@ -166,6 +166,21 @@ def test_the_axis_counts_what_is_chosen(browser: Browser, made: Any) -> None:
     assert browser.complaints() == []
 
 
+def test_a_network_at_chance_does_not_flatten_the_others(browser: Browser, made: Any) -> None:
+    """Errors of 10 to 20 % fill the linear axis; the one of 99 % is named above it, and on the logarithmic axis."""
+    fallen = content("ga-0.02", 0, 1.0, 60, goal__kind="fixed", goal__bound="gaussian", goal__sparsity=0.98)
+    browser.open(made(*curve(seeds=1), fallen))
+    labels = "[...document.querySelectorAll('#tradeoff .role-axis-label text')].map(e => Number(e.textContent))"
+    highest = f"Math.max(...{labels}.filter(n => n <= 100))"
+    named = "[...document.querySelectorAll('#tradeoff .role-title text')].map(e => e.textContent).join('')"
+    assert browser.ask(highest) <= 21
+    assert browser.ask(named) == "above: fixed-GA, 98 % zeros (99.0 %)"
+    browser.click("input[name=scale][value=log]")
+    browser.until(f"{named} === ''")
+    assert browser.ask(highest) > 21
+    assert browser.complaints() == []
+
+
 def test_a_click_on_the_legend_shows_one_line_alone(browser: Browser, made: Any) -> None:
     browser.open(made(*curve(seeds=1)))
     faint = "[...document.querySelectorAll('#tradeoff .mark-symbol.role-mark path')].filter(e => "

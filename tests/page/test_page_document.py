@@ -222,6 +222,7 @@ def test_licences_travel_with_the_bundle(made: Any) -> None:
     assert "University of Washington Interactive Data Lab" in text
     assert "Redistributions in binary form must reproduce" in text
     assert "Mike Bostock" in text
+    assert "permission notice appear in all copies" in text
 
 
 def test_without_the_library_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,11 @@ class Point:
     recipe: Recipe
 
 
+#: PyTorch starts from uniform weights. The bound that normal ones need for more than 92 % lies beyond all of them, and
+#: a network that begins empty hardly learns: WRN-16-8 reached 61 % instead of 76 % at 95 %, and at 98 % only chance.
+_GAUSSIAN_RAMP = 0.1
+
+
 class Points(list[Point]):
     """The points, and what was left out with the reason."""
 
@@ -86,7 +91,8 @@ def points(base: Recipe, grid: Grid) -> Points:
     """Return the runs that a grid consists of, seed by seed: the dense network, then from the largest budget down.
 
     Of the base's goal, every run keeps which tensors are pruned, λ, the average, the thresholds' rate and
-    ``straight_through``; ``shrink`` and ``ramp`` are the exact budget's alone, since the paper has neither.
+    ``straight_through``; ``shrink`` and ``ramp`` are the exact budget's alone, since the paper has neither. fixed-GA
+    grows over the first tenth of the training: its bound fits weights that training has made normal.
 
     >>> grid = Grid((Budget(0.05),), ("exact", "unconstrained"), lambdas=(10.0,), seeds=(0, 1), measure="weights")
     >>> [point.recipe.name for point in points(Recipe(), grid)][:3]
@@ -146,8 +152,8 @@ def _descending(budgets: Sequence[Budget], sizes: Sizes) -> list[Budget]:
 
 def _budgeted(base: GoalRecipe, goal: str, budget: Budget, sizes: Sizes) -> GoalRecipe:
     if goal in ("fixed-ga", "fixed-bs"):
-        sparsity = _sparsity(budget, sizes)
-        return _goal(base, kind="fixed", sparsity=sparsity, bound="gaussian" if goal == "fixed-ga" else "search")
+        bound = {"bound": "gaussian", "ramp": _GAUSSIAN_RAMP} if goal == "fixed-ga" else {"bound": "search"}
+        return _goal(base, kind="fixed", sparsity=_sparsity(budget, sizes), **bound)
     in_weights = sizes.measure == "weights"
     limit: dict[str, Any] = {"sparsity": _sparsity(budget, sizes)} if in_weights else {sizes.measure: budget.value}
     if goal == "exact":

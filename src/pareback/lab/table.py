@@ -26,12 +26,13 @@ _LEGEND = (
 
 def as_text(experiment: Experiment, records: Records) -> str:
     """Return the table as lines for a terminal."""
-    return table(_HEADER, _cells(experiment, records), left=1)
+    header, cells = _columns(experiment, records)
+    return table(header, cells, left=1)
 
 
 def as_markdown(experiment: Experiment, records: Records) -> str:
     """Return the table, what its columns mean, and how each row was made."""
-    parts = [f"# {experiment.title}", experiment.about, _grid(_HEADER, _cells(experiment, records)), _LEGEND]
+    parts = [f"# {experiment.title}", experiment.about, _grid(*_columns(experiment, records)), _LEGEND]
     averages = _averages(experiment, records)
     if averages:
         parts += ["## Over seeds", _grid(["row", "seeds", "mean top-1 %", "least", "most", "to dense"], averages)]
@@ -60,6 +61,13 @@ def _lines(experiment: Experiment, records: Records) -> list[tuple[Row, Record |
     """Return every row with each of its records, or with None if it has none."""
     nothing: tuple[Record | None, ...] = (None,)
     return [(row, record) for row in experiment.rows for record in records.get(row.name) or nothing]
+
+
+def _columns(experiment: Experiment, records: Records) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows, without the paper's columns where it reports nothing for any of the rows."""
+    body = _cells(experiment, records)
+    used = [at for at, name in enumerate(_HEADER) if name != "paper" or any(row[at] != "–" for row in body)]
+    return [_HEADER[at] for at in used], [[row[at] for at in used] for row in body]
 
 
 def _cells(experiment: Experiment, records: Records) -> list[list[str]]:

@@ -15,10 +15,16 @@ def tradeoff() -> Chart:
     """
     return single(
         data={"name": "points"},
+        title=_beyond(),
         params=[{"name": "quantity", "value": slot("quantity")}],
         transform=[{"filter": {"field": slot("quantity"), "valid": True}}],
         layer=[_dense_level(), _front(), _references(), *_measured()],
     )
+
+
+def _beyond() -> Chart:
+    """Name what lies above a linear axis that ends below it."""
+    return {"text": slot("beyond"), "anchor": "end", "fontSize": 11, "fontWeight": "normal", "color": slot("muted")}
 
 
 def _x(field: Any = None) -> Chart:
@@ -33,7 +39,7 @@ def _y(field: str = "error") -> Chart:
 def _dense_level() -> Chart:
     return {
         "transform": [{"filter": "datum.dense"}, {"aggregate": [{"op": "min", "field": "error", "as": "error"}]}],
-        "mark": {"type": "rule", "strokeDash": [3, 4], "color": slot("muted"), "aria": False},
+        "mark": {"type": "rule", "clip": True, "strokeDash": [3, 4], "color": slot("muted"), "aria": False},
         "encoding": {"y": _y()},
     }
 
@@ -43,6 +49,7 @@ def _front() -> Chart:
         "transform": [{"filter": "indexof(datum.fronts, quantity) >= 0"}],
         "mark": {
             "type": "line",
+            "clip": True,
             "interpolate": "step-after",
             "strokeWidth": 9,
             "strokeCap": "round",
@@ -67,11 +74,11 @@ def _measured() -> list[Chart]:
 def _line() -> Chart:
     order = {"field": slot("quantity"), "type": "quantitative"}
     look = {"detail": {"field": "series"}, "stroke": _COLOUR, "strokeDash": _DASH, "opacity": _PICKED}
-    return {"mark": {"type": "line"}, "encoding": {"x": _x(), "y": _y(), "order": order, **look}}
+    return {"mark": {"type": "line", "clip": True}, "encoding": {"x": _x(), "y": _y(), "order": order, **look}}
 
 
 def _spreads() -> list[Chart]:
-    mark = {"type": "rule", "strokeWidth": 1.6, "aria": False}
+    mark = {"type": "rule", "clip": True, "strokeWidth": 1.6, "aria": False}
     look = {"stroke": _COLOUR, "opacity": _PICKED}
     upright = {"x": _x(), "y": _y("low"), "y2": {"field": "high"}, **look}
     level = {"x": _x(slot("low")), "x2": {"field": slot("high")}, "y": _y(), **look}
@@ -92,7 +99,14 @@ def _points() -> Chart:
     ]
     return {
         "params": [{"name": "picked", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}],
-        "mark": {"type": "point", "filled": True, "size": slot("size"), "stroke": slot("paper"), "strokeWidth": 1},
+        "mark": {
+            "type": "point",
+            "clip": True,
+            "filled": True,
+            "size": slot("size"),
+            "stroke": slot("paper"),
+            "strokeWidth": 1,
+        },
         "encoding": {
             "x": _x(),
             "y": _y(),
@@ -113,6 +127,6 @@ def _references() -> Chart:
     return {
         "data": {"name": "references"},
         "transform": [{"filter": {"field": slot("quantity"), "valid": True}}],
-        "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+        "mark": {"type": "point", "clip": True, "filled": True, "size": 70, "opacity": 1},
         "encoding": {"x": _x(), "y": _y(), "shape": _SHAPE, "color": _COLOUR, "tooltip": tooltip},
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import quantiles
 from typing import Any
 
 from .groups import Point, Task
 from .references import Reference
 from .runs import QUANTITIES
-from .theme import ELSEWHERE, looks
+from .theme import ELSEWHERE, SCALES, looks
 
 Row = dict[str, Any]
 
@@ -57,6 +58,35 @@ def reference_rows(references: Sequence[Reference]) -> list[Row]:
         {"series": r.series, "label": r.label, "error": round(r.error, 4), **{q: r.counts.get(q) for q in QUANTITIES}}
         for r in references
     ]
+
+
+def linear_end(rows: Sequence[Row]) -> float | None:
+    """Return where a linear axis of errors has to end for the rest to be told apart; None where it can hold them all.
+
+    A network that fell to chance would press all others onto a line. What lies beyond the upper quartile by more than
+    three times the distance of the quartiles counts as far out.
+
+    >>> errors = [23.3, 23.6, 23.9, 24.4, 26.5, 29.9, 38.8, 99.0]
+    >>> linear_end([{"error": error} for error in errors]), linear_end([{"error": error} for error in errors[:-1]])
+    (38.8, None)
+    """
+    errors = [row["error"] for row in rows]
+    if len(errors) < 4:
+        return None
+    lower, _, upper = quantiles(errors, method="inclusive")
+    near = max(error for error in errors if error <= upper + 3.0 * (upper - lower))
+    return near if near < max(errors) else None
+
+
+def linear_scale(rows: Sequence[Row]) -> Row:
+    """Return the slots of a linear axis of errors: its scale, and which points lie above it, in words."""
+    end = linear_end(rows)
+    if end is None:
+        return {"scale": SCALES["linear"], "beyond": ""}
+    far = [row for row in rows if row["error"] > end]
+    names = [f"{row['series']}, {row.get('level') or row['label']} ({row['error']:.1f} %)" for row in far[:2]]
+    others = [f"{len(far) - 2} more"] if len(far) > 2 else []
+    return {"scale": {**SCALES["linear"], "domainMax": end}, "beyond": f"above: {'; '.join([*names, *others])}"}
 
 
 def epoch_rows(label: str, detail: Row) -> list[Row]:

@@ -115,7 +115,6 @@ def _data(report: Report) -> dict[str, Any]:
         "themes": {"light": LIGHT, "dark": DARK},
         "shapes": SHAPES,
         "dashes": DASHES,
-        "scales": SCALES,
         "quantities": QUANTITIES,
         "most": _MOST_DRAWN,
         "tasks": [_task(task, report, places) for task in report.tasks],
@@ -137,10 +136,15 @@ def _data(report: Report) -> dict[str, Any]:
 def _task(task: Task, report: Report, places: dict[int, int]) -> dict[str, Any]:
     references = [found for found in report.references if found.fits(task.name)]
     drawable = [places[id(run)] for run in ranked(task) if places[id(run)] in report.details]
+    points, elsewhere = datasets.points(task), datasets.reference_rows(references)
     return {
         "name": task.name,
-        "points": datasets.points(task),
-        "references": datasets.reference_rows(references),
+        "points": points,
+        "references": elsewhere,
+        "scales": {
+            "linear": datasets.linear_scale([*points, *elsewhere]),
+            "log": {"scale": SCALES["log"], "beyond": ""},
+        },
         "looks": datasets.series_of(task, references),
         "shown": drawable[:SHOWN],
     }

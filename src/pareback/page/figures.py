@@ -15,7 +15,7 @@ from .details import SHOWN, ranked
 from .groups import Task
 from .report import Report
 from .runs import QUANTITIES
-from .theme import LIGHT, SCALES, filled, legend_columns, looks
+from .theme import LIGHT, filled, legend_columns, looks
 
 _WIDTH, _HEIGHT = 640, 400
 
@@ -98,7 +98,8 @@ def _tradeoff(report: Report, task: Task, quantity: str, title: str) -> dict[str
     rows = {"points": datasets.points(task), "references": datasets.reference_rows(references)}
     data = {name: [{**row, **looks_of[row["series"]]} for row in found] for name, found in rows.items()}
     look = {"labels": series["labels"], "colours": colours, "shapes": series["shapes"], "size": 130}
-    return _drawn("tradeoff", data, {**look, **axis(quantity, title), "scale": SCALES["linear"], "ticks": 6})
+    look |= datasets.linear_scale([*data["points"], *data["references"]])
+    return _drawn("tradeoff", data, {**look, **axis(quantity, title), "ticks": 6})
 
 
 def axis(quantity: str, title: str) -> dict[str, Any]:

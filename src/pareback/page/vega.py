@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+from pathlib import Path
 from typing import Any
 
 _PACKAGE = "vl-convert-python"
@@ -42,9 +43,10 @@ def versions() -> str:
 
 
 def licence() -> str:
-    """Return the licence of the bundle, which the page passes on: Vega's conditions are those of vl-convert."""
+    """Return the licences of the bundle, which the page passes on: Vega's conditions are those of vl-convert."""
     found = importlib.metadata.files(_PACKAGE) or []
     texts = [file.read_text(encoding="utf-8") for file in found if file.name == "LICENSE"]
     holders = "Vega, Vega-Lite and Vega-Embed: Copyright University of Washington Interactive Data Lab.\nvl-convert: "
-    d3 = "D3, which is part of Vega: Copyright Mike Bostock, under the ISC licence (isc.org/licenses)."
-    return "\n\n".join([holders + (texts[0].strip() if texts else "BSD 3-Clause licence."), d3])
+    bostocks = (Path(__file__).parent / "assets" / "d3-licence.txt").read_text("utf-8").strip()
+    vegas = texts[0].strip() if texts else "BSD 3-Clause licence."
+    return f"{holders}{vegas}\n\nD3, which is part of Vega: {bostocks}"

@@ -63,7 +63,7 @@
 
   const drawTradeoff = () => {
     const quantity = state.quantity;
-    const { points, references, looks } = task();
+    const { points, references, looks, scales } = task();
     const here = points.filter((point) => point[quantity] !== null);
     const elsewhere = references.filter((point) => point[quantity] !== null);
     const used = new Set([...here, ...elsewhere].map((point) => point.series));
@@ -77,7 +77,7 @@
     const shown = here.map((point) => ({ ...dressed(point), front: point.fronts.includes(quantity) ? "yes" : "no" }));
     const values = {
       quantity, title: report.quantities[quantity], low, high: `${quantity}_high`, wide: { field: low, valid: true },
-      scale: report.scales[state.scale], size: shown.length > 80 ? 80 : 150, ticks: room("tradeoff") < 500 ? 4 : 8, labels: only(looks.labels), colours: only(looks.colours).map(colour),
+      ...scales[state.scale], size: shown.length > 80 ? 80 : 150, ticks: room("tradeoff") < 500 ? 4 : 8, labels: only(looks.labels), colours: only(looks.colours).map(colour),
       shapes: only(looks.shapes),
     };
     const best = shown.filter((point) => point.front === "yes").map((p) => `${p.series}, ${p.level}: ${number(p.error, 2)} %`);
