@@ -70,12 +70,15 @@ def linear_end(rows: Sequence[Row]) -> float | None:
     >>> linear_end([{"error": error} for error in errors]), linear_end([{"error": error} for error in errors[:-1]])
     (38.8, None)
     """
-    errors = [row["error"] for row in rows]
+    errors: list[float] = [row["error"] for row in rows]
     if len(errors) < 4:
         return None
     lower, _, upper = quantiles(errors, method="inclusive")
-    near = max(error for error in errors if error <= upper + 3.0 * (upper - lower))
-    return near if near < max(errors) else None
+    fence = upper + 3.0 * (upper - lower)
+    if max(errors) <= fence:
+        return None
+    tops: list[float] = [row["high"] if "high" in row else row["error"] for row in rows if row["error"] <= fence]
+    return max(tops)
 
 
 def linear_scale(rows: Sequence[Row]) -> Row:
