@@ -89,9 +89,9 @@ def test_pruned_weights_are_the_same_bits(by: ModuleType, device: str, dtype: to
 @IMPLEMENTATIONS
 @TYPES
 @SHRINKS
-@pytest.mark.parametrize("straight_through", [True, False])
+@pytest.mark.parametrize("straight_through", [True, False, 0.3])
 def test_a_step_is_the_same(
-    by: ModuleType, device: str, dtype: torch.dtype, exponent: float, straight_through: bool
+    by: ModuleType, device: str, dtype: torch.dtype, exponent: float, straight_through: float
 ) -> None:
     """Pruning, an edit, and adopting it leave the same weights, latents, gradients, counts and moments."""
     if not _supports(by, dtype):

@@ -432,9 +432,9 @@ def test_a_shorter_ramp_is_over_sooner() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("straight_through", [True, False])
-def test_straight_through_or_not(straight_through: bool, dtype: torch.dtype) -> None:
-    """With it every latent weight moves by −lr·g; without it pruned weights get no gradient and stay."""
+@pytest.mark.parametrize("straight_through", [True, False, 0.5])
+def test_straight_through_or_not(straight_through: float, dtype: torch.dtype) -> None:
+    """With it every latent weight moves by −lr·g, pruned ones by a share of it if one was given, or not at all."""
     model = mlp(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9), straight_through=straight_through)
@@ -447,9 +447,9 @@ def test_straight_through_or_not(straight_through: bool, dtype: torch.dtype) -> 
     optimizer.step()
     with pruner.latents():
         after = model[0].weight.detach().clone()
-    expected = gradient if straight_through else gradient.masked_fill(pruned, 0.0)
+    expected = torch.where(pruned, float(straight_through) * gradient, gradient)
     torch.testing.assert_close(after, before - 0.1 * expected, rtol=1e-6, atol=1e-8)
-    assert torch.equal(after[pruned], before[pruned]) is not straight_through
+    assert torch.equal(after[pruned], before[pruned]) is (straight_through == 0)
     assert bool((gradient[pruned] != 0).any())
 
 
@@ -467,6 +467,29 @@ def test_without_straight_through_the_task_does_not_pull() -> None:
             optimizer.step()
             found.append(pruner.r())
         assert torch.equal(*found) is same
+
+
+@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+def test_thresholds_go_by_whole_gradients(mount: Any) -> None:
+    """A share for pruned weights changes what moves them, not what moves a threshold: after one step r is the same."""
+    found = []
+    for share in (True, 1.0, 0.5):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        pruner = mount(model, optimizer, pb.Unconstrained(1.0), straight_through=share, threshold_lr=1.0)
+        x = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+        (100.0 * model(x).square().mean()).backward()
+        optimizer.step()
+        found.append(pruner.r())
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[2], found[0], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, "half", None])
+def test_a_share_that_is_none_is_refused(share: Any) -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match=r"straight_through=.* must be True, False, or the share of their gradient"):
+        pb.Pruner(model, sgd(model), pb.Fixed(0.9), straight_through=share)
 
 
 def test_threshold_lr_is_a_multiple_of_the_tensors_own() -> None:

@@ -26,6 +26,16 @@ def check_shrink(shrink: str) -> float:
     return EXPONENTS[shrink]
 
 
+def checked_share(straight_through: float) -> float:
+    """Return the share of their gradient that pruned weights keep; True is all of it and False nothing."""
+    if not isinstance(straight_through, (bool, int, float)) or not 0.0 <= straight_through <= 1.0:
+        raise ValueError(
+            f"straight_through={straight_through!r} must be True, False, or the share of their gradient that pruned "
+            "weights keep, in [0, 1]."
+        )
+    return float(straight_through)
+
+
 def checked_total(total_steps: int | None) -> int | None:
     """Return the number of optimizer steps, or None where none was given."""
     if total_steps is None:

@@ -16,19 +16,22 @@ from .shrink import shrink
 
 
 class _PassThrough(torch.autograd.Function):
-    """Replaces a latent weight by its pruned one and hands the gradient back: all of it, or that of kept weights."""
+    """Replaces a latent weight by its pruned one and hands the gradient back, of pruned weights a share."""
 
     @staticmethod
-    def forward(ctx: Any, latent: Tensor, threshold: Tensor, exponent: float, straight_through: bool) -> Tensor:
+    def forward(ctx: Any, latent: Tensor, threshold: Tensor, exponent: float, straight_through: float) -> Tensor:
         pruned = shrink(latent, threshold, exponent)
         ctx.straight_through = straight_through
-        if not straight_through:
+        if straight_through < 1.0:
             ctx.save_for_backward(pruned == 0)
         return pruned
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        grad = grads[0] if ctx.straight_through else grads[0].masked_fill(*ctx.saved_tensors, 0.0)
+        grad, share = grads[0], ctx.straight_through
+        if share < 1.0:
+            (gone,) = ctx.saved_tensors
+            grad = torch.where(gone, grad * share, grad) if share else grad.masked_fill(gone, 0.0)
         return grad, None, None, None
 
 
@@ -37,7 +40,7 @@ class Pruned(nn.Module):
 
     threshold: Tensor
 
-    def __init__(self, threshold: Tensor, exponent: float, straight_through: bool) -> None:
+    def __init__(self, threshold: Tensor, exponent: float, straight_through: float) -> None:
         super().__init__()
         # Not saved: the pruner's own state has it, and the model's checkpoint keeps to weights.
         self.register_buffer("threshold", threshold.clone(), persistent=False)
@@ -102,7 +105,10 @@ class ParametrizedPruner(Mount):
     def _restore(self, part: int) -> Moments:
         thresholds = self._rates.of_part(part, self._controller.state.threshold)
         latents = self._part(part)
-        return measure(latents, self._grads(part), thresholds, self._exponent, self._straight_through)
+        share = self._straight_through
+        moments = measure(latents, self._grads(part), thresholds, self._exponent, 1.0 if share else 0.0)
+        # Gradients come scaled from the backward pass; a threshold is moved by whole ones.
+        return moments._replace(pull=moments.pull / share) if share else moments
 
     def _take_back(self, part: int) -> None:
         """Nothing to do: the parameters are the latent weights."""

@@ -30,7 +30,7 @@ class Pruner(Mount):
         shrink: ``"hard"`` keeps surviving weights as they are, ``"power"`` lets them start at zero on the threshold,
             ``"soft"`` subtracts it. An exact budget takes ``"power"`` by default, other goals ``"hard"``.
         ramp: share of ``total_steps`` over which the target grows; 0.5 for an exact budget, else 0.
-        straight_through: whether pruned weights go on receiving their gradient.
+        straight_through: whether pruned weights go on receiving their gradient, or which share of it.
         include, exclude: fnmatch patterns on parameter names; ``include`` overrides ``min_size``.
         min_size: the fewest elements of a tensor that is pruned by default.
         example_inputs: a batch like those the model is called with; needed for FLOPs.

@@ -22,6 +22,7 @@ from .options import (
     check_shrink,
     check_threshold_lr,
     check_unowned,
+    checked_share,
     checked_total,
     ramp_steps,
     usual_ramp,
@@ -53,7 +54,7 @@ class Stepping(ABC):
         *,
         shrink: str | None = None,
         ramp: float | None = None,
-        straight_through: bool = True,
+        straight_through: float = True,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
         min_size: int = MIN_SIZE,
@@ -65,7 +66,7 @@ class Stepping(ABC):
         self._plan = draw_up(model, goal, include, exclude, min_size, example_inputs)
         exact_budget = self._plan.enforces_exactly
         self._exponent = check_shrink(shrink or ("power" if exact_budget else "hard"))
-        self._straight_through = straight_through
+        self._straight_through = checked_share(straight_through)
         self.total_steps = checked_total(total_steps)
         growing = ramp_steps(usual_ramp(exact_budget) if ramp is None else ramp, self.total_steps)
         check_threshold_lr(threshold_lr)

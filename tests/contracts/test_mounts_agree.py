@@ -123,7 +123,9 @@ def test_a_convolutional_network_with_batch_norm_agrees(goal: pb.Goal, kind: Kin
     assert_agree(convolutional, kind, goal, steps)
 
 
-@pytest.mark.parametrize("options", [{"shrink": "hard"}, {"shrink": "soft"}, {"straight_through": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"shrink": "hard"}, {"shrink": "soft"}, {"straight_through": False}, {"straight_through": 0.5}], ids=str
+)
 def test_options_agree(options: dict[str, Any]) -> None:
     """Every shrink operator, and training without the straight-through estimator, is the same in both mounts."""
     assert_agree(perceptron, OPTIMIZERS["sgd with decay"], GOALS["exact"], 50, **options)

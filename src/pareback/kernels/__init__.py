@@ -29,7 +29,7 @@ def adopt_(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """Let the latents take over edits of ``weights``, and measure them; see :func:`reference.adopt_`."""
 
@@ -45,7 +45,7 @@ def measure(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """Measure latent weights that are parameters themselves; see :func:`reference.measure`."""
 

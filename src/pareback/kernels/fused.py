@@ -80,10 +80,10 @@ class _Launch:
         return torch.empty(rows, self.spans.programs, dtype=dtype, device=self.spans.sizes.device)
 
 
-def _moments(launch: _Launch, thresholds: Tensor, exponent: float, adopt: bool, straight: bool) -> Moments:
+def _moments(launch: _Launch, thresholds: Tensor, exponent: float, adopt: bool, share: float) -> Moments:
     totals = torch.empty(3, len(thresholds), dtype=torch.float32, device=thresholds.device)
     partial = launch.room(3, torch.float32)
-    launch.run(programs.moments, [thresholds], [partial, totals], _KINDS[exponent], adopt, straight)
+    launch.run(programs.moments, [thresholds], [partial, totals], _KINDS[exponent], adopt, float(share))
     return Moments(*totals.to(thresholds.dtype).unbind())
 
 
@@ -93,7 +93,7 @@ def adopt_(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """See :func:`reference.adopt_`."""
     return _moments(_Launch.over(weights, latents, grads), thresholds, exponent, True, straight_through)
@@ -104,7 +104,7 @@ def measure(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """See :func:`reference.measure`."""
     return _moments(_Launch.over(None, latents, grads), thresholds, exponent, False, straight_through)

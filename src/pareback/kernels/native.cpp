@@ -46,7 +46,7 @@ struct Partial {
 struct Options {
   int32_t pass;    // a Pass
   int32_t shrink;  // a Kind
-  int32_t straight_through;
+  float straight_through;  // the share of its gradient that a pruned weight keeps
 };
 
 using Block = Partial (*)(const Tensor&, int64_t begin, int64_t end, const Options&);

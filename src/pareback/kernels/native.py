@@ -34,7 +34,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Options(ctypes.Structure):
-    _fields_ = (("pass_", ctypes.c_int32), ("shrink", ctypes.c_int32), ("straight_through", ctypes.c_int32))
+    _fields_ = (("pass_", ctypes.c_int32), ("shrink", ctypes.c_int32), ("straight_through", ctypes.c_float))
 
 
 def _library() -> Any:
@@ -68,7 +68,7 @@ def adopt_(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """See :func:`reference.adopt_`."""
     return _moments(_run("adopt", weights, latents, grads, thresholds, None, exponent, straight_through), thresholds)
@@ -79,7 +79,7 @@ def measure(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """See :func:`reference.measure`."""
     return _moments(_run("measure", None, latents, grads, thresholds, None, exponent, straight_through), thresholds)
@@ -117,7 +117,7 @@ def _run(
     thresholds: Tensor,
     edges: Tensor | None,
     exponent: float,
-    straight_through: bool = True,
+    straight_through: float = 1.0,
 ) -> Tensor:
     """Run a pass; the tensors share one dtype. Returns [tensors, 5]: square, peak, pull, kept, band."""
     number = len(latents)
@@ -137,7 +137,7 @@ def _run(
         )
     )
     results = torch.empty(number, 5, dtype=torch.float64)
-    options = _Options(_PASSES[name], _KINDS[exponent], int(straight_through))
+    options = _Options(_PASSES[name], _KINDS[exponent], float(straight_through))
     _native.pareback_pass(
         table,
         ctypes.c_int64(number),

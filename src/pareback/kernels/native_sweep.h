@@ -91,7 +91,7 @@ struct Sums {
 };
 
 template <typename Element, int pass, int kind>
-inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straight_through, Sums& sums) {
+inline void step(const Pointers<Element>& at, const Tensor& tensor, float straight_through, Sums& sums) {
   const Vec zero{};
   if (pass == kShrink) {
     store(at.weight, shrunk<kind>(load(at.latent), tensor.threshold));
@@ -118,10 +118,9 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, bool straigh
   sums.peak = (magnitude > sums.peak) ? magnitude : sums.peak;
   if (at.grad != nullptr) {
     const Vec grad = load(at.grad);
-    if (straight_through)
-      sums.pull += ((written == zero) ? -now : zero) * grad;
-    else
-      store(at.grad, (written == zero) ? zero : grad);
+    const Int gone = written == zero;
+    if (straight_through > 0.0f) sums.pull += (gone ? -now : zero) * grad;
+    if (straight_through < 1.0f) store(at.grad, gone ? (straight_through > 0.0f ? straight_through * grad : zero) : grad);
   }
 }
 
@@ -160,7 +159,7 @@ inline void walk(const Tensor& tensor, int64_t begin, int64_t end, const Work& w
 }
 
 template <typename Element, int pass, int kind>
-Partial sweep(const Tensor& tensor, int64_t begin, int64_t end, bool straight_through) {
+Partial sweep(const Tensor& tensor, int64_t begin, int64_t end, float straight_through) {
   Sums sums;
   walk<Element>(tensor, begin, end, [&](const Pointers<Element>& at) {
     step<Element, pass, kind>(at, tensor, straight_through, sums);
@@ -182,10 +181,10 @@ Partial sweep(const Tensor& tensor, int64_t begin, int64_t end, bool straight_th
 
 template <typename Element, int pass>
 Partial of_kind(const Tensor& tensor, int64_t begin, int64_t end, const Options& options) {
-  const bool ste = options.straight_through != 0;
-  if (options.shrink == kHard) return sweep<Element, pass, kHard>(tensor, begin, end, ste);
-  if (options.shrink == kSoft) return sweep<Element, pass, kSoft>(tensor, begin, end, ste);
-  return sweep<Element, pass, kPower>(tensor, begin, end, ste);
+  const float share = options.straight_through;
+  if (options.shrink == kHard) return sweep<Element, pass, kHard>(tensor, begin, end, share);
+  if (options.shrink == kSoft) return sweep<Element, pass, kSoft>(tensor, begin, end, share);
+  return sweep<Element, pass, kPower>(tensor, begin, end, share);
 }
 
 template <typename Element>

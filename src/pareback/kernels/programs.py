@@ -94,7 +94,7 @@ def moments(
     TYPE: tl.constexpr,
     KIND: tl.constexpr,
     ADOPT: tl.constexpr,
-    STRAIGHT: tl.constexpr,
+    SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Measure latent weights; with ADOPT, first take over edits of the pruned ones."""
@@ -124,10 +124,11 @@ def moments(
             written = _shrunk(latent, threshold, KIND).to(TYPE).to(tl.float32)
             now = latent
         gone = written == 0.0
-        if STRAIGHT:
+        if SHARE > 0.0:
             pull += tl.where(gone, -now, 0.0) * grad.to(tl.float32)
-        else:
-            tl.store(grads + start, tl.where(gone, 0.0, grad), mask=has_grad)
+        if SHARE < 1.0:
+            left = (grad.to(tl.float32) * SHARE).to(TYPE) if SHARE > 0.0 else 0.0
+            tl.store(grads + start, tl.where(gone, left, grad), mask=has_grad)
         square += now * now
         peak = tl.maximum(peak, tl.abs(now))
     program = tl.program_id(0)

@@ -42,12 +42,13 @@ def adopt_(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """Let the latent weights take over what was done to the pruned ones, and measure them.
 
     Where a weight no longer equals what pruning wrote there, somebody edited it (``load_state_dict``, ``.data``, a
     replayed graph); the edit is the new latent. Comparing values needs no flag that such an edit could bypass.
+    ``straight_through`` is the share of its gradient that a pruned weight keeps.
     """
     found = []
     for weight, latent, grad, threshold in zip(weights, latents, grads, _each(thresholds, weights), strict=True):
@@ -62,7 +63,7 @@ def measure(
     grads: Sequence[Tensor | None],
     thresholds: Tensor,
     exponent: float,
-    straight_through: bool,
+    straight_through: float,
 ) -> Moments:
     """Measure latent weights that are parameters themselves (the parametrization mount)."""
     found = []
@@ -118,7 +119,7 @@ def _each(values: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _moments(
-    pruned: Tensor, latent: Tensor, grad: Tensor | None, straight_through: bool
+    pruned: Tensor, latent: Tensor, grad: Tensor | None, straight_through: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = compute_dtype(latent.dtype)
     zero = torch.zeros((), dtype=dtype, device=latent.device)
@@ -128,11 +129,13 @@ def _moments(
     peak = torch.linalg.vector_norm(latent, torch.inf, dtype=dtype)
     if grad is None:
         return square, peak, zero
-    if straight_through:
-        return square, peak, threshold_pull(pruned, latent, grad)
-    # Back-propagating through the operation itself: pruned weights get no gradient and neither does the threshold.
-    grad.masked_fill_(pruned == 0, 0.0)
-    return square, peak, zero
+    # Without a share for pruned weights the operation itself is differentiated, and thresholds get no gradient either.
+    pull = threshold_pull(pruned, latent, grad) if straight_through else zero
+    if straight_through == 0.0:
+        grad.masked_fill_(pruned == 0, 0.0)
+    elif straight_through < 1.0:
+        grad.copy_(torch.where(pruned == 0, grad * straight_through, grad))
+    return square, peak, pull
 
 
 def _counts(latent: Tensor, pruned: Tensor, threshold: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,8 +74,8 @@ class GoalRecipe:
     """What happens to the weights that stay; by default power for an exact budget and hard otherwise."""
     ramp: float | None = None
     """Share of the training over which the target grows; by default 0.5 for an exact budget and 0 otherwise."""
-    straight_through: bool = True
-    """Whether pruned weights go on receiving their gradient."""
+    straight_through: bool | float = True
+    """Whether pruned weights go on receiving their gradient, or which share of it in [0, 1]."""
     include: tuple[str, ...] | None = None
     """Patterns of parameter names to prune."""
     exclude: tuple[str, ...] | None = None
