@@ -62,11 +62,11 @@ class Layer:
             "channels": self.target.channels,
             "height": self.target.tile_height,
             "width": self.target.tile_width,
-            "in_row": self.source.columns,
-            "out_plane": self.target.plane,
-            "out_row": self.target.columns,
-            "residual_plane": 0 if residual is None else residual[1].plane,
-            "residual_row": 0 if residual is None else residual[1].columns,
+            "in_row": self.source.row_step,
+            "out_plane": self.target.channel_step,
+            "out_row": self.target.row_step,
+            "residual_plane": 0 if residual is None else residual[1].channel_step,
+            "residual_row": 0 if residual is None else residual[1].row_step,
             "stride": self.taps.stride,
             "activation": self.activation,
             "tile_height": choice.tile[0],
@@ -112,7 +112,8 @@ class Layer:
             self.taps.dilation,
             self.taps.groups,
             f"{density:.2f}",
-            self.source.plane,
+            self.source.channel_step,
+            self.source.row_step,
         ]
         return "-".join(
             map(str, [*parts, self.target.tile_height, self.target.tile_width, threads, library.register_bits()])
