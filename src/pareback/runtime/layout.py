@@ -33,16 +33,17 @@ class Grid:
 class Ring:
     """The halo around a plane: positions beside those they copy, ``[n, 2]``, from which lanes, and which are zero."""
 
-    positions: Tensor
+    positions: Tensor  #: in order of the rows they copy
     lanes: Tensor  #: [n, 16]
     existing: Tensor  #: [n]: sixteen bits, clear for lanes outside the image
+    starts: list[int]  #: [tile's rows + 1]: the first of the positions that copy each row
 
 
 @dataclass(frozen=True)
 class Layout:
     """An activation of ``channels`` × ``height`` × ``width`` in lanes, with a ring of ``halo`` positions around tiles.
 
-    Memory is ``float[rows][channels][columns][16]``: what a tile of positions needs of all channels lies close together.
+    Memory is ``float[rows][channels][columns][16]``: what a tile of positions needs of all channels lies together.
     A matrix of rows is an image of height 1.
 
     >>> Layout(64, 32, 32, Grid(1, 4, 4), 8, 8, 1).rows
@@ -144,6 +145,9 @@ class Layout:
         left = torch.arange(-self.halo, self.tile_width + self.halo).view(1, -1)
         outside = (top < 0) | (top >= self.tile_height) | (left < 0) | (left >= self.tile_width)
         to = torch.arange(self.rows).view(-1, 1) * self.row_step + torch.arange(self.columns)
+        row = (top % self.tile_height).expand(outside.shape)[outside]
+        order = torch.argsort(row, stable=True)
+        counts = torch.bincount(row, minlength=self.tile_height)
         source = (top % self.tile_height + self.halo) * self.row_step + left % self.tile_width + self.halo
         image, down, across = self.grid.lanes()
         from_down, from_across = (
@@ -153,9 +157,10 @@ class Layout:
         lane = image * self.grid.tiles + from_down * self.grid.across + from_across
         exists = self._exists(y, x)
         return Ring(
-            torch.stack([to[outside], source[outside]], 1).int(),
-            _all_lanes(torch.where(exists, lane, 0), 0)[outside].int(),
-            _bits(exists)[outside],
+            torch.stack([to[outside], source[outside]], 1)[order].int(),
+            _all_lanes(torch.where(exists, lane, 0), 0)[outside][order].int(),
+            _bits(exists)[outside][order],
+            [0, *counts.cumsum(0).tolist()],
         )
 
 

@@ -39,6 +39,11 @@ class Choice:
     block: int = 0
     chunk: int = 0
 
+    def divides(self, layout: Layout) -> bool:
+        """Whether tiles do not overlap."""
+        down = 1 if self.dense else self.tile[0]
+        return layout.tile_height % down == 0 and layout.tile_width % self.tile[1] == 0
+
 
 @dataclass(frozen=True)
 class Layer:
