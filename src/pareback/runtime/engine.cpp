@@ -119,6 +119,8 @@ struct Step {
   int32_t kind;
   const void* what;
   Slice slice;  // all of it if `last` is negative
+  // Here `strips` times `length` steps begin that different threads may do, each of them a strip from beginning to end.
+  int64_t strips, length;
 };
 
 using ConvItem = void (*)(const Conv&, const Arena&, const Slice&, int64_t item, float* waiting);
@@ -259,6 +261,16 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
   static const Kernels& kernels = best_kernels();
   for (int64_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
+    if (threads > 1 && step.strips > 1) {
+      std::atomic<int64_t> wrong{-1};
+      divided(threads, step.strips, 1, [&](int64_t first, int64_t) {
+        const int64_t begin = i + first * step.length, at = run_steps(steps + begin, step.length, arena, 1);
+        if (at >= 0) wrong = begin + at;
+      });
+      if (wrong >= 0) return wrong;
+      i += step.strips * step.length - 1;
+      continue;
+    }
     switch (step.kind) {
       case kConv:
         if (!run_conv(kernels, as<Conv>(step), arena, slice_of(step, as<Conv>(step).height), threads)) return i;

@@ -11,7 +11,7 @@ from . import library
 from .layout import LANES, Layout
 from .memory import Memory, Places
 from .operations import Affine, Average, Convolution, Largest, Operation, Regrid, Sum, reads
-from .strips import in_strips, reads_by_row, runs
+from .strips import BY_ROWS, Strips, in_strips, reads_by_row, runs, strips
 from .tiling import Shape, tiled
 from .tuning import Layer, Tuner
 from .weights import aligned
@@ -50,6 +50,7 @@ class ImageProgram:
         self._places = Places()
         self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
         self._steps: list[library.Operation | library.Part] = []
+        self._layers: dict[str, Layer] = {}
         self._left = {name: sum(name in reads(o) for o in self._operations) for name in self._layouts}
         for name in chain.inputs:
             self._pack(name)
@@ -114,16 +115,13 @@ class ImageProgram:
 
     def _add(self, run: Sequence[Operation]) -> None:
         """Add the steps of a run. Until its end all memory is kept, as its operations go on side by side."""
-        steps: list[tuple[library.Operation, Layout]] = []
-        for operation in run:
-            if isinstance(operation, Average):
-                self._steps.append(self._average(operation))
-            else:
-                steps += self._steps_of(operation, run)
-        if self._threads == 1 and len(steps) > 1 and not isinstance(run[0], Regrid):
-            self._steps += in_strips(*zip(*steps, strict=True))
+        if isinstance(run[0], Average):
+            self._steps.append(self._average(run[0]))
         else:
-            self._steps += [step for step, _ in steps]
+            cut = self._strips(run)
+            threads = 1 if len(cut) >= self._threads else self._threads
+            steps = [step for operation in run for step in self._steps_of(operation, run, threads)]
+            self._steps += in_strips(steps, cut) if len(cut) >= threads else [step for step, _ in steps]
         for operation in run:
             if operation.out in self._chain.outputs and operation.out in self._layouts:
                 self._unpack(operation.out)
@@ -133,9 +131,27 @@ class ImageProgram:
             if self._left.get(name) == 0:
                 self._places.give_back(name)
 
-    def _steps_of(self, operation: Operation, run: Sequence[Operation]) -> Iterator[tuple[library.Operation, Layout]]:
+    def _strips(self, run: Sequence[Operation]) -> Strips:
+        """Return how a run is cut into strips, each of them done by one thread."""
+        layouts = [self._layouts[operation.out] for operation in run]
+        if not all(isinstance(operation, BY_ROWS) for operation in run) or (len(run) == 1 and not layouts[0].halo):
+            return []
+        choices = [self._tuner.choose(self._layer(o), 1) for o in run if isinstance(o, Convolution)]
+        row_bytes = sum(layout.row_step for layout in layouts) * LANES * 4
+        return strips(layouts[0].tile_height, [choice.rows for choice in choices], row_bytes, self._threads)
+
+    def _layer(self, operation: Convolution) -> Layer:
+        if operation.out not in self._layers:
+            source, target = self._layouts[operation.x], self._layouts[operation.out]
+            activation = ACTIVATIONS[operation.activation]
+            self._layers[operation.out] = Layer(operation.taps, operation.bias, source, target, activation)
+        return self._layers[operation.out]
+
+    def _steps_of(
+        self, operation: Operation, run: Sequence[Operation], threads: int
+    ) -> Iterator[tuple[library.Operation, Layout]]:
         layout = self._layouts[operation.out]
-        yield self._step(operation, layout, run), layout
+        yield self._step(operation, layout, run, threads), layout
         if layout.halo and not isinstance(operation, Regrid):
             ring = layout.ring()
             halo = library.Halo(
@@ -149,9 +165,9 @@ class ImageProgram:
             )
             yield halo, layout
 
-    def _step(self, operation: Operation, layout: Layout, run: Sequence[Operation]) -> library.Operation:
+    def _step(self, operation: Operation, layout: Layout, run: Sequence[Operation], threads: int) -> library.Operation:
         if isinstance(operation, Convolution):
-            return self._convolution(operation, layout, run)
+            return self._convolution(operation, layout, run, threads)
         self._places.take(operation.out, layout.floats)
         match operation:
             case Regrid():
@@ -180,10 +196,11 @@ class ImageProgram:
                 )
         raise TypeError(f"{type(operation).__name__} is not over images.")
 
-    def _convolution(self, operation: Convolution, layout: Layout, run: Sequence[Operation]) -> library.Operation:
-        source = self._layouts[operation.x]
-        layer = Layer(operation.taps, operation.bias, source, layout, ACTIVATIONS[operation.activation])
-        choice = self._tuner.choose(layer, self._threads)
+    def _convolution(
+        self, operation: Convolution, layout: Layout, run: Sequence[Operation], threads: int
+    ) -> library.Operation:
+        layer = self._layer(operation)
+        choice = self._tuner.choose(layer, threads)
         residual = operation.residual and (
             self._places.of(operation.residual),
             self._layouts[operation.residual],

@@ -99,7 +99,7 @@ Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpo
 
 
 class _Step(ctypes.Structure):
-    _fields_ = (("kind", c_int32), ("what", c_void_p), ("first", c_int64), ("last", c_int64))
+    _fields_ = _fields("int32: kind; pointers: what; int64: first last strips length")
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,13 @@ class Part:
     operation: Operation
     first: int = 0
     last: int = -1
+    strips: int = 0  #: here as many strips begin that different threads may do, each of ``length`` parts
+    length: int = 0
 
 
 def _step(part: Part) -> _Step:
     what = part.operation
-    return _Step(KINDS[type(what)], ctypes.addressof(what), part.first, part.last)
+    return _Step(KINDS[type(what)], ctypes.addressof(what), part.first, part.last, part.strips, part.length)
 
 
 def _library() -> Any:

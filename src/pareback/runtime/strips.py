@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from . import library
-from .layout import LANES, Layout
+from .layout import Layout
 from .operations import Affine, Convolution, Largest, Operation, Sum, reads
 
 #: What the operations of a strip write should fit the second-level cache several times over.
 _STRIP_BYTES = 2**18
 
 #: What can be computed some rows at a time.
-_BY_ROWS = (Convolution, Affine, Sum, Largest)
+BY_ROWS = (Convolution, Affine, Sum, Largest)
 
 
 def reads_by_row(operation: Operation, name: str) -> bool:
@@ -39,7 +39,7 @@ def runs(operations: Sequence[Operation], layouts: Mapping[str, Layout]) -> list
 
 def _may_join(operation: Operation, run: Sequence[Operation], layouts: Mapping[str, Layout]) -> bool:
     made = [o.out for o in run]
-    if not all(isinstance(o, _BY_ROWS) for o in (operation, *run)):
+    if not all(isinstance(o, BY_ROWS) for o in (operation, *run)):
         return False
     rows = layouts[operation.out].tile_height
     return all(layouts[name].tile_height == rows for name in made) and all(
@@ -47,31 +47,31 @@ def _may_join(operation: Operation, run: Sequence[Operation], layouts: Mapping[s
     )
 
 
-def in_strips(steps: Sequence[library.Operation], layouts: Sequence[Layout]) -> Iterator[library.Part]:
-    """Yield a run's steps, some rows at a time; ``layouts`` are those of what each step writes."""
-    rows = layouts[0].tile_height
-    heights = [s.tile_height for s in steps if isinstance(s, library.Conv) and not s.weights]
-    row_bytes = sum(layout.row_step for layout in layouts) * LANES * 4
-    for first, last in _strips(rows, heights, row_bytes) if len(steps) > 1 else [(0, rows)]:
-        for step, layout in zip(steps, layouts, strict=True):
-            if isinstance(step, library.Halo):
-                ends = layout.ring().starts
-                yield library.Part(step, ends[first], ends[last])
-            else:
-                yield library.Part(step, first, last)
+Strips = list[tuple[int, int]]
 
 
-def _strips(rows: int, heights: Sequence[int], row_bytes: int) -> list[tuple[int, int]]:
-    """Return where strips begin and end, in whole tiles of the given heights where that is possible.
+def strips(rows: int, heights: Sequence[int], row_bytes: int, threads: int) -> Strips:
+    """Return where strips begin and end, in whole tiles of the given heights, and enough of them for all threads.
 
-    >>> _strips(14, [2, 1], 2**16)
+    >>> strips(14, [2, 1], 2**16, 1)
     [(0, 4), (4, 8), (8, 14)]
-    >>> _strips(14, [1], 2**20)[:2]
-    [(0, 1), (1, 2)]
+    >>> strips(7, [7], 2**20, 1)
+    [(0, 7)]
     """
     unit = math.lcm(*heights)
-    height = unit * max(1, _STRIP_BYTES // (row_bytes * unit))
+    most = min(_STRIP_BYTES // row_bytes, -(-rows // threads))
+    height = unit * max(1, most // unit)
     firsts = list(range(0, rows, height))
     if len(firsts) > 1 and rows - firsts[-1] < max(heights, default=1):
         firsts.pop()  # no tile fits what is left: the strip before has it too
     return list(zip(firsts, [*firsts[1:], rows], strict=True))
+
+
+def in_strips(steps: Sequence[tuple[library.Operation, Layout]], cut: Strips) -> Iterator[library.Part]:
+    """Yield a run's steps strip by strip; with each comes the layout of what it writes."""
+    rings = {layout: layout.ring().starts for step, layout in steps if isinstance(step, library.Halo)}
+    for first, last in cut:
+        for number, (step, layout) in enumerate(steps):
+            begins = first == 0 and number == 0
+            ends = rings[layout] if isinstance(step, library.Halo) else range(layout.tile_height + 1)
+            yield library.Part(step, ends[first], ends[last], len(cut) if begins else 0, len(steps) if begins else 0)

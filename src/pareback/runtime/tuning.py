@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,7 +28,10 @@ DENSE_SHAPES = [
     *[(1, 1), (1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (4, 6), (4, 7), (8, 1), (8, 2), (8, 3), (16, 1)]
 ]
 _BLOCKS = (8, 12, 16, 24, 32, 48, 64, 128)
+_CHUNK = 64
 _DENSE_FROM = 0.2
+_FIRST_LEVEL = 32 * 1024
+_SHAPES_TO_VARY = 3
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,14 @@ class Choice:
     block: int = 0
     chunk: int = 0
 
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return 1 if self.dense else self.tile[0]
+
     def divides(self, layout: Layout) -> bool:
         """Whether tiles do not overlap."""
-        down = 1 if self.dense else self.tile[0]
-        return layout.tile_height % down == 0 and layout.tile_width % self.tile[1] == 0
+        return layout.tile_height % self.rows == 0 and layout.tile_width % self.tile[1] == 0
 
 
 @dataclass(frozen=True)
@@ -89,23 +97,41 @@ class Layer:
         return self._tables[block]
 
     def choices(self) -> Iterator[Choice]:
-        """Yield what is worth trying, the likeliest first."""
+        """Yield every shape of tiles worth trying, each with as many input channels at a time as fit the cache."""
         height, width = self.target.tile_height, self.target.tile_width
         shapes = SPARSE_SHAPES + (ROW_SHAPES if height == 1 and self.taps.stride == 1 else [])
         fitting = [s for s in shapes if s[0] <= height and s[1] <= width and _waste(s, height, width) < 1.2]
         fitting = [s for s in fitting if s[0] * s[1] <= library.positions()]
-        fitting.sort(key=lambda s: -s[0] * s[1])
-        inputs, outputs = self.source.channels, self.target.channels
-        blocks = [b for b in _BLOCKS if b < inputs] + [inputs]
-        for block in blocks:
-            for shape in fitting[:8]:
-                for chunk in {min(outputs, 64), outputs}:
-                    yield Choice(False, shape, block, chunk)
+        for shape in sorted(fitting, key=lambda s: -s[0] * s[1]):
+            yield Choice(False, shape, self._likely_block(shape), self.target.channels)
         density = float((self.taps.weight != 0).float().mean())
         if density >= _DENSE_FROM and self.taps.groups == 1:
             for shape in DENSE_SHAPES:
-                if outputs % shape[0] == 0 and shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25:
+                fits = shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25
+                if fits and self.target.channels % shape[0] == 0:
                     yield Choice(True, shape)
+
+    def _blocks(self) -> list[int]:
+        return [block for block in _BLOCKS if block < self.source.channels] + [self.source.channels]
+
+    def _likely_block(self, shape: tuple[int, int]) -> int:
+        """Return the most input channels of which what a tile reads fits the first-level cache."""
+        size, stride, dilation = self.taps.weight.shape[2:], self.taps.stride, self.taps.dilation
+        height, width = (
+            (t - 1) * stride + (k - 1) * dilation + 1 if k > 1 else t for t, k in zip(shape, size, strict=True)
+        )
+        blocks = self._blocks()
+        return max((b for b in blocks if b * height * width * 64 <= _FIRST_LEVEL), default=blocks[0])
+
+    def variations(self, choice: Choice) -> Iterator[Choice]:
+        """Yield the same shape of tiles with other numbers of channels at a time."""
+        if choice.dense:
+            return
+        for block in self._blocks():
+            yield replace(choice, block=block)
+        if self.target.channels > _CHUNK:
+            for block in self._blocks():
+                yield replace(choice, block=block, chunk=_CHUNK)
 
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
@@ -147,16 +173,22 @@ class Tuner:
         return self._known[key]
 
     def _fastest(self, layer: Layer, threads: int) -> Choice:
+        """Try all shapes of tiles, then all numbers of channels with the shapes that did best."""
         source, target = layer.source.floats, layer.target.floats
         arena = aligned(torch.rand(source + target))
-        best, shortest = None, float("inf")
-        for choice in layer.choices():
-            program = library.Program([layer.operation(choice, 0, source, None)])
-            seconds = _timed(program, arena.data_ptr(), threads, shortest)
-            if seconds is not None and seconds < shortest:
-                best, shortest = choice, seconds
-        assert best is not None, "a tile of one position always fits"
-        return best
+        times: dict[Choice, float] = {}
+
+        def attempt(choices: Iterable[Choice], leave_at: float) -> None:
+            for choice in choices:
+                if choice not in times:
+                    program = library.Program([layer.operation(choice, 0, source, None)])
+                    best = min(times.values(), default=math.inf)
+                    times[choice] = _timed(program, arena.data_ptr(), threads, leave_at * best)
+
+        attempt(layer.choices(), 1.5)
+        for choice in sorted(times, key=times.__getitem__)[:_SHAPES_TO_VARY]:
+            attempt(layer.variations(choice), 1.2)
+        return min(times, key=times.__getitem__)
 
     def save(self) -> None:
         """Write what was found, for the next time."""
@@ -171,17 +203,20 @@ class Tuner:
             return
 
 
-def _timed(program: library.Program, arena: int, threads: int, best: float) -> float | None:
+def _timed(program: library.Program, arena: int, threads: int, leave_at: float) -> float:
+    """Return the seconds a program takes, less exactly if they are more than ``leave_at``."""
+    # One thread's own time does not depend on what else the machine does.
+    clock = time.thread_time if threads == 1 else time.perf_counter
     try:
         program.run(arena, [], threads)
     except RuntimeError:  # a shape that this instruction set has no registers for
-        return None
-    seconds = float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
+        return math.inf
+    seconds = math.inf
+    for _ in range(4):
+        began = clock()
         program.run(arena, [], threads)
-        seconds = min(seconds, time.perf_counter() - began)
-        if seconds > 1.5 * best:
+        seconds = min(seconds, clock() - began)
+        if seconds > leave_at:
             break
     return seconds
 
