@@ -32,6 +32,8 @@ _CHUNK = 64
 _DENSE_FROM = 0.2
 _FIRST_LEVEL = 32 * 1024
 _SHAPES_TO_VARY = 3
+#: After every round those are left that took at most so many times as long as the best.
+_ROUNDS = (3.0, 2.0, 1.5, 1.3, 1.2)
 
 
 @dataclass(frozen=True)
@@ -174,21 +176,10 @@ class Tuner:
 
     def _fastest(self, layer: Layer, threads: int) -> Choice:
         """Try all shapes of tiles, then all numbers of channels with the shapes that did best."""
-        source, target = layer.source.floats, layer.target.floats
-        arena = aligned(torch.rand(source + target))
-        times: dict[Choice, float] = {}
-
-        def attempt(choices: Iterable[Choice], leave_at: float) -> None:
-            for choice in choices:
-                if choice not in times:
-                    program = library.Program([layer.operation(choice, 0, source, None)])
-                    best = min(times.values(), default=math.inf)
-                    times[choice] = _timed(program, arena.data_ptr(), threads, leave_at * best)
-
-        attempt(layer.choices(), 1.5)
-        for choice in sorted(times, key=times.__getitem__)[:_SHAPES_TO_VARY]:
-            attempt(layer.variations(choice), 1.2)
-        return min(times, key=times.__getitem__)
+        arena = aligned(torch.rand(layer.source.floats + layer.target.floats))
+        shapes = _ranking(layer, layer.choices(), arena, threads)[:_SHAPES_TO_VARY]
+        varied = [shapes[0], *(variation for shape in shapes for variation in layer.variations(shape))]
+        return _ranking(layer, varied, arena, threads)[0]
 
     def save(self) -> None:
         """Write what was found, for the next time."""
@@ -203,22 +194,28 @@ class Tuner:
             return
 
 
-def _timed(program: library.Program, arena: int, threads: int, leave_at: float) -> float:
-    """Return the seconds a program takes, less exactly if they are more than ``leave_at``."""
+def _ranking(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor, threads: int) -> list[Choice]:
+    """Return the choices, the fastest first. They take turns, as a machine is slower for a while now and then."""
+    programs = {choice: library.Program([layer.operation(choice, 0, layer.source.floats, None)]) for choice in choices}
+    times = dict.fromkeys(programs, math.inf)
+    left = list(programs)
+    for leave_at in _ROUNDS:
+        for choice in left:
+            times[choice] = min(times[choice], _timed(programs[choice], arena.data_ptr(), threads))
+        best = min(times.values())
+        left = [choice for choice in left if times[choice] <= leave_at * best]
+    return sorted(times, key=times.__getitem__)
+
+
+def _timed(program: library.Program, arena: int, threads: int) -> float:
     # One thread's own time does not depend on what else the machine does.
     clock = time.thread_time if threads == 1 else time.perf_counter
+    began = clock()
     try:
         program.run(arena, [], threads)
     except RuntimeError:  # a shape that this instruction set has no registers for
         return math.inf
-    seconds = math.inf
-    for _ in range(4):
-        began = clock()
-        program.run(arena, [], threads)
-        seconds = min(seconds, clock() - began)
-        if seconds > leave_at:
-            break
-    return seconds
+    return clock() - began
 
 
 def _read(path: Path) -> dict[str, Choice]:
