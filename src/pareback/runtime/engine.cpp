@@ -130,7 +130,7 @@ struct Kernels {
   void (*pointwise)(const Pointwise&, const Arena&, const Slice&, int64_t);
   void (*maximum)(const Window&, const Arena&, const Slice&, int64_t);
   void (*mean)(const Mean&, const Arena&, int64_t);
-  void (*halo)(const Halo&, const Arena&, int64_t);
+  void (*halo)(const Halo&, const Arena&, const Slice&, int64_t);
   void (*gather)(const Gather&, const Arena&, int64_t);
   void (*columns)(const Columns&, const Arena&, int64_t);
   void (*transpose)(const Transpose&, const Arena&, int64_t);
@@ -214,19 +214,12 @@ void divided(int threads, int64_t items, int64_t portion, const Work& work) {
 int useful(int threads, double nanoseconds) { return nanoseconds < 40'000 ? 1 : threads; }
 
 template <typename Op>
-void over_some(int threads, const Op& op, const Arena& arena, const Slice& some, double nanoseconds_each,
-               void (*work)(const Op&, const Arena&, int64_t)) {
-  const int64_t items = some.last - some.first;
-  threads = useful(threads, items * nanoseconds_each);
-  divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
-    for (int64_t item = first; item < last; ++item) work(op, arena, some.first + item);
-  });
-}
-
-template <typename Op>
 void over_channels(int threads, const Op& op, const Arena& arena, int64_t items, double nanoseconds_each,
                    void (*work)(const Op&, const Arena&, int64_t)) {
-  over_some(threads, op, arena, {0, items}, nanoseconds_each, work);
+  threads = useful(threads, items * nanoseconds_each);
+  divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) work(op, arena, item);
+  });
 }
 
 // The same where only some rows of every channel are wanted.
@@ -305,7 +298,7 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
       }
       case kHalo: {
         const Halo& op = as<Halo>(step);
-        over_some(threads, op, arena, slice_of(step, op.count), 0.5 * op.channels, kernels.halo);
+        over_channels(threads, op, arena, slice_of(step, op.count), op.channels, 1.0, kernels.halo);
         break;
       }
       case kGather: {

@@ -350,15 +350,14 @@ inline void pointwise_plane(const Pointwise& op, const Arena& arena, const Slice
   }
 }
 
-// Fills one position of the ring around planes with what neighbouring lanes hold, for all channels.
-inline void halo_position(const Halo& op, const Arena& arena, int64_t i) {
-  const int64_t step = op.plane * kLanes;
-  float* to = arena.at(op.in) + static_cast<int64_t>(op.positions[2 * i]) * kLanes;
-  const float* from = arena.at(op.in) + static_cast<int64_t>(op.positions[2 * i + 1]) * kLanes;
-  const int32_t* lanes = op.lanes + i * kLanes;
-  const uint16_t existing = op.existing[i];
-  for (int64_t channel = 0; channel < op.channels; ++channel, to += step, from += step)
-    store(to, permuted(from, lanes, existing));
+// Fills the ring around a plane with what neighbouring lanes hold.
+inline void halo_plane(const Halo& op, const Arena& arena, const Slice& slice, int64_t channel) {
+  float* plane = arena.at(op.in) + channel * op.plane * kLanes;
+  for (int64_t i = slice.first; i < slice.last; ++i) {
+    const float* from = plane + static_cast<int64_t>(op.positions[2 * i + 1]) * kLanes;
+    store(plane + static_cast<int64_t>(op.positions[2 * i]) * kLanes,
+          permuted(from, op.lanes + i * kLanes, op.existing[i]));
+  }
 }
 
 // Moves numbers to where another arrangement has them.
@@ -499,7 +498,7 @@ inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
 #undef EACH_PART
 
 const Kernels kernels = {conv_of,    pointwise_plane, maximum_plane, mean_plane,
-                         halo_position, gather_plane,    column_slice,  transpose_strip, kRoom / kRegisters};
+                         halo_plane, gather_plane,    column_slice,  transpose_strip, kRoom / kRegisters};
 
 }  // namespace SUFFIX
 }  // namespace

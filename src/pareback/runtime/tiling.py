@@ -18,7 +18,7 @@ class NoTilingError(Exception):
 Shape = tuple[int, int, int]
 
 #: To move a lane vector to another grid takes as long as so many multiplications.
-_MOVE = 10.0
+_MOVE = 20.0
 
 
 @dataclass(frozen=True)
