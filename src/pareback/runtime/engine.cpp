@@ -91,7 +91,7 @@ struct Columns {
   int32_t activation;
 };
 
-// Fills the ring around every plane with what the neighbouring lanes hold, or zeros.
+// Fills the ring around every plane with what the neighbouring lanes hold, or zeros. A slice of it is a range of positions.
 struct Halo {
   const int32_t* positions;  // [count][2]: position within a plane to write, and to read
   const int32_t* lanes;      // [count][16]: lane to read
@@ -99,10 +99,10 @@ struct Halo {
   int64_t in, count, channels, plane;
 };
 
-// out[i] = in[index[i]], or zero where the index is negative, for every channel and image.
+// out[row][i] = in[index[row][i]], or zero where the index is negative, for every channel and image.
 struct Gather {
   const int32_t* index;
-  int64_t in, out, count, channels, in_channel, out_channel, images, in_image, out_image, index_image;
+  int64_t in, out, count, rows, out_row, channels, in_channel, out_channel, images, in_image, out_image, index_image;
 };
 
 // out[column][row] = in[row][column], with zeros in rows from `rows` to `padded`.
@@ -110,19 +110,28 @@ struct Transpose {
   int64_t in, out, rows, columns, in_row, out_row, padded;
 };
 
+// What of a step is done at once: rows of its output from `first` to before `last`.
+struct Slice {
+  int64_t first, last;
+};
+
 struct Step {
   int32_t kind;
   const void* what;
+  Slice slice;  // all of it if `last` is negative
+  // Here `strips` times `length` steps begin that different threads may do, each of them a strip from beginning to end.
+  int64_t strips, length;
 };
 
-using ConvItem = void (*)(const Conv&, const Arena&, int64_t item, float* waiting);
+using ConvItem = void (*)(const Conv&, const Arena&, const Slice&, int64_t item, float* waiting);
 
 struct Kernels {
   ConvItem (*conv_of)(const Conv&);
-  void (*pointwise)(const Pointwise&, const Arena&, int64_t);
-  void (*maximum)(const Window&, const Arena&, int64_t);
+  void (*pointwise)(const Pointwise&, const Arena&, const Slice&, int64_t);
+  void (*maximum)(const Window&, const Arena&, const Slice&, int64_t);
   void (*mean)(const Mean&, const Arena&, int64_t);
-  void (*halo)(const Halo&, const Arena&, int64_t);
+  void (*halo)(const Halo&, const Arena&, const Slice&, int64_t);
+  void (*gather)(const Gather&, const Arena&, int64_t);
   void (*columns)(const Columns&, const Arena&, int64_t);
   void (*transpose)(const Transpose&, const Arena&, int64_t);
   int32_t positions;  // how many sums fit the registers
@@ -180,18 +189,10 @@ const Kernels& best_kernels() {
   return portable::kernels;
 }
 
-void gather(const Gather& op, const Arena& arena, int64_t item) {
-  const int64_t image = item / op.channels, channel = item % op.channels;
-  const float* in = arena.at(op.in) + image * op.in_image + channel * op.in_channel;
-  float* out = arena.at(op.out) + image * op.out_image + channel * op.out_channel;
-  const int32_t* index = op.index + image * op.index_image;
-  for (int64_t i = 0; i < op.count; ++i) out[i] = index[i] < 0 ? 0.0f : in[index[i]];
-}
-
-int64_t items_of(const Conv& conv) {
-  const int64_t across = (conv.width + conv.tile_width - 1) / conv.tile_width;
-  if (conv.weights != nullptr) return conv.height * across * (conv.channels / conv.tile_height);
-  const int64_t down = (conv.height + conv.tile_height - 1) / conv.tile_height;
+int64_t items_of(const Conv& conv, const Slice& slice) {
+  const int64_t across = (conv.width + conv.tile_width - 1) / conv.tile_width, height = slice.last - slice.first;
+  if (conv.weights != nullptr) return height * across * (conv.channels / conv.tile_height);
+  const int64_t down = (height + conv.tile_height - 1) / conv.tile_height;
   return down * across * ((conv.channels + conv.chunk - 1) / conv.chunk);
 }
 
@@ -221,19 +222,29 @@ void over_channels(int threads, const Op& op, const Arena& arena, int64_t items,
   });
 }
 
-bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, int threads) {
+// The same where only some rows of every channel are wanted.
+template <typename Op>
+void over_channels(int threads, const Op& op, const Arena& arena, const Slice& rows, int64_t items,
+                   double nanoseconds_per_row, void (*work)(const Op&, const Arena&, const Slice&, int64_t)) {
+  threads = useful(threads, items * nanoseconds_per_row * (rows.last - rows.first));
+  divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) work(op, arena, rows, item);
+  });
+}
+
+bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, const Slice& slice, int threads) {
   const ConvItem item = kernels.conv_of(conv);
   if (item == nullptr) return false;
   const size_t waiting =
       conv.weights == nullptr && conv.blocks > 1 ? conv.chunk * conv.tile_height * conv.tile_width * kLanes : 0;
   const double products = conv.weights != nullptr ? 0.5 * conv.channels * conv.taps
                                                   : conv.rows[conv.blocks * (conv.channels + 1) - 1];
-  const double nanoseconds = 0.5 * conv.height * conv.width * (products + 2.0 * conv.channels);
-  divided(useful(threads, nanoseconds), items_of(conv), 1, [&](int64_t first, int64_t last) {
+  const double nanoseconds = 0.5 * (slice.last - slice.first) * conv.width * (products + 2.0 * conv.channels);
+  divided(useful(threads, nanoseconds), items_of(conv, slice), 1, [&](int64_t first, int64_t last) {
     thread_local std::vector<float> memory;
     if (memory.size() < waiting + kLanes) memory.resize(waiting + kLanes);
     float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
-    for (int64_t i = first; i < last; ++i) item(conv, arena, i, aligned);
+    for (int64_t i = first; i < last; ++i) item(conv, arena, slice, i, aligned);
   });
   return true;
 }
@@ -243,23 +254,36 @@ const Op& as(const Step& step) {
   return *static_cast<const Op*>(step.what);
 }
 
+Slice slice_of(const Step& step, int64_t whole) { return step.slice.last < 0 ? Slice{0, whole} : step.slice; }
+
 // Returns −1, or the number of a step that this build does not know.
 int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int threads) {
   static const Kernels& kernels = best_kernels();
   for (int64_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
+    if (threads > 1 && step.strips > 1) {
+      std::atomic<int64_t> wrong{-1};
+      divided(threads, step.strips, 1, [&](int64_t first, int64_t) {
+        const int64_t begin = i + first * step.length, at = run_steps(steps + begin, step.length, arena, 1);
+        if (at >= 0) wrong = begin + at;
+      });
+      if (wrong >= 0) return wrong;
+      i += step.strips * step.length - 1;
+      continue;
+    }
     switch (step.kind) {
       case kConv:
-        if (!run_conv(kernels, as<Conv>(step), arena, threads)) return i;
+        if (!run_conv(kernels, as<Conv>(step), arena, slice_of(step, as<Conv>(step).height), threads)) return i;
         break;
       case kPointwise: {
         const Pointwise& op = as<Pointwise>(step);
-        over_channels(threads, op, arena, op.channels, 1.0 * op.height * op.width, kernels.pointwise);
+        over_channels(threads, op, arena, slice_of(step, op.height), op.channels, 1.0 * op.width, kernels.pointwise);
         break;
       }
       case kMaximum: {
         const Window& op = as<Window>(step);
-        over_channels(threads, op, arena, op.channels, 0.5 * op.height * op.width * op.size * op.size, kernels.maximum);
+        over_channels(threads, op, arena, slice_of(step, op.height), op.channels, 0.5 * op.width * op.size * op.size,
+                      kernels.maximum);
         break;
       }
       case kMean: {
@@ -274,12 +298,12 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
       }
       case kHalo: {
         const Halo& op = as<Halo>(step);
-        over_channels(threads, op, arena, op.channels, 1.0 * op.count, kernels.halo);
+        over_channels(threads, op, arena, slice_of(step, op.count), op.channels, 1.0, kernels.halo);
         break;
       }
       case kGather: {
         const Gather& op = as<Gather>(step);
-        over_channels(threads, op, arena, op.channels * op.images, 1.0 * op.count, gather);
+        over_channels(threads, op, arena, op.channels * op.images, 0.5 * op.count * op.rows, kernels.gather);
         break;
       }
       case kTranspose: {

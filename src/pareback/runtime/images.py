@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from . import library
 from .layout import LANES, Layout
 from .memory import Memory, Places
-from .operations import Affine, Average, Convolution, Largest, Operation, Sum, reads
+from .operations import Affine, Average, Convolution, Largest, Operation, Regrid, Sum, reads
+from .strips import BY_ROWS, Strips, in_strips, reads_by_row, runs, strips
 from .tiling import Shape, tiled
 from .tuning import Layer, Tuner
 from .weights import aligned
@@ -44,15 +45,17 @@ class ImageProgram:
         self.images = images
         self._chain, self._shapes, self._tuner, self._threads = chain, shapes, tuner, threads
         in_lanes = {name: shape for name, shape in shapes.items() if not self._is_average(name)}
-        self._layouts = tiled(chain.operations, in_lanes, images).layouts
+        tiling = tiled(chain.operations, in_lanes, images)
+        self._operations, self._layouts = tiling.operations, tiling.layouts
         self._places = Places()
         self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
-        self._steps: list[library.Operation] = []
-        self._left = {name: sum(name in reads(o) for o in chain.operations) for name in in_lanes}
+        self._steps: list[library.Operation | library.Part] = []
+        self._layers: dict[str, Layer] = {}
+        self._left = {name: sum(name in reads(o) for o in self._operations) for name in self._layouts}
         for name in chain.inputs:
             self._pack(name)
-        for operation in chain.operations:
-            self._add(operation)
+        for run in runs(self._operations, self._layouts):
+            self._add(run)
         self._program = library.Program(self._steps)
         self.memory = Memory(self._places.most)
 
@@ -80,10 +83,12 @@ class ImageProgram:
                 index=layout.pixels(channels * height * width, width),
                 in_=self._brought[name],
                 out=self._places.take(name, layout.floats),
-                count=layout.plane * LANES,
+                count=layout.columns * LANES,
+                rows=layout.rows,
+                out_row=layout.row_step * LANES,
                 channels=channels,
                 in_channel=height * width,
-                out_channel=layout.plane * LANES,
+                out_channel=layout.channel_step * LANES,
                 images=1,
             )
         )
@@ -98,8 +103,9 @@ class ImageProgram:
                 in_=self._places.of(name),
                 out=self._brought[name],
                 count=pixels,
+                rows=1,
                 channels=channels,
-                in_channel=layout.plane * LANES,
+                in_channel=layout.channel_step * LANES,
                 out_channel=pixels,
                 images=self.images,
                 out_image=channels * pixels,
@@ -107,49 +113,65 @@ class ImageProgram:
             )
         )
 
-    def _add(self, operation: Operation) -> None:
-        if isinstance(operation, Average):
-            self._steps.append(self._average(operation))
+    def _add(self, run: Sequence[Operation]) -> None:
+        """Add the steps of a run. Until its end all memory is kept, as its operations go on side by side."""
+        if isinstance(run[0], Average):
+            self._steps.append(self._average(run[0]))
         else:
-            layout = self._layouts[operation.out]
-            self._places.take(operation.out, layout.floats)
-            self._steps.append(self._step(operation, layout))
-            if layout.halo:
-                ring = layout.ring()
-                self._steps.append(
-                    library.Halo(
-                        positions=ring.positions,
-                        lanes=aligned(ring.lanes),
-                        existing=ring.existing,
-                        in_=self._places.of(operation.out),
-                        count=len(ring.positions),
-                        channels=layout.channels,
-                        plane=layout.plane,
-                    )
-                )
-            if operation.out in self._chain.outputs:
+            cut = self._strips(run)
+            threads = 1 if len(cut) >= self._threads else self._threads
+            steps = [step for operation in run for step in self._steps_of(operation, run, threads)]
+            self._steps += in_strips(steps, cut) if len(cut) >= threads else [step for step, _ in steps]
+        for operation in run:
+            if operation.out in self._chain.outputs and operation.out in self._layouts:
                 self._unpack(operation.out)
-        for name in set(reads(operation)):
-            self._left[name] -= 1
-        for name in {*reads(operation), operation.out} & set(self._left):
-            if self._left[name] == 0:
+            for name in set(reads(operation)) & set(self._left):
+                self._left[name] -= 1
+        for name in {name for operation in run for name in (*reads(operation), operation.out)}:
+            if self._left.get(name) == 0:
                 self._places.give_back(name)
 
-    def _step(self, operation: Operation, layout: Layout) -> library.Operation:
+    def _strips(self, run: Sequence[Operation]) -> Strips:
+        """Return how a run is cut into strips, each of them done by one thread."""
+        layouts = [self._layouts[operation.out] for operation in run]
+        if not all(isinstance(operation, BY_ROWS) for operation in run) or (len(run) == 1 and not layouts[0].halo):
+            return []
+        choices = [self._tuner.choose(self._layer(o), 1) for o in run if isinstance(o, Convolution)]
+        row_bytes = sum(layout.row_step for layout in layouts) * LANES * 4
+        return strips(layouts[0].tile_height, [choice.rows for choice in choices], row_bytes, self._threads)
+
+    def _layer(self, operation: Convolution) -> Layer:
+        if operation.out not in self._layers:
+            source, target = self._layouts[operation.x], self._layouts[operation.out]
+            activation = ACTIVATIONS[operation.activation]
+            self._layers[operation.out] = Layer(operation.taps, operation.bias, source, target, activation)
+        return self._layers[operation.out]
+
+    def _steps_of(
+        self, operation: Operation, run: Sequence[Operation], threads: int
+    ) -> Iterator[tuple[library.Operation, Layout]]:
+        layout = self._layouts[operation.out]
+        yield self._step(operation, layout, run, threads), layout
+        if layout.halo and not isinstance(operation, Regrid):
+            ring = layout.ring()
+            halo = library.Halo(
+                positions=ring.positions,
+                lanes=aligned(ring.lanes),
+                existing=ring.existing,
+                in_=self._places.of(operation.out),
+                count=len(ring.positions),
+                channels=layout.channels,
+                plane=layout.channel_step,
+            )
+            yield halo, layout
+
+    def _step(self, operation: Operation, layout: Layout, run: Sequence[Operation], threads: int) -> library.Operation:
+        if isinstance(operation, Convolution):
+            return self._convolution(operation, layout, run, threads)
+        self._places.take(operation.out, layout.floats)
         match operation:
-            case Convolution():
-                source = self._layouts[operation.x]
-                layer = Layer(operation.taps, operation.bias, source, layout, ACTIVATIONS[operation.activation])
-                residual = operation.residual and (
-                    self._places.of(operation.residual),
-                    self._layouts[operation.residual],
-                )
-                return layer.operation(
-                    self._tuner.choose(layer, self._threads),
-                    self._places.of(operation.x),
-                    self._places.of(operation.out),
-                    residual or None,
-                )
+            case Regrid():
+                return self._regrid(operation, layout)
             case Affine():
                 scale, shift = operation.scale.float(), operation.shift.float()
                 return self._pointwise(operation.x, None, layout, operation.out, operation.activation, scale, shift)
@@ -160,19 +182,63 @@ class ImageProgram:
                 edge = source.halo - operation.padding
                 return library.Window(
                     valid=layout.valid(),
-                    in_=self._places.of(operation.x) + (edge * source.columns + edge) * LANES,
+                    in_=self._places.of(operation.x) + (edge * source.row_step + edge) * LANES,
                     out=self._inside(operation.out),
                     channels=layout.channels,
                     height=layout.tile_height,
                     width=layout.tile_width,
-                    in_plane=source.plane,
-                    in_row=source.columns,
-                    out_plane=layout.plane,
-                    out_row=layout.columns,
+                    in_plane=source.channel_step,
+                    in_row=source.row_step,
+                    out_plane=layout.channel_step,
+                    out_row=layout.row_step,
                     size=operation.size,
                     stride=operation.stride,
                 )
         raise TypeError(f"{type(operation).__name__} is not over images.")
+
+    def _convolution(
+        self, operation: Convolution, layout: Layout, run: Sequence[Operation], threads: int
+    ) -> library.Operation:
+        layer = self._layer(operation)
+        choice = self._tuner.choose(layer, threads)
+        residual = operation.residual and (
+            self._places.of(operation.residual),
+            self._layouts[operation.residual],
+        )
+        if operation.residual is not None and choice.divides(layout) and self._may_overwrite(operation, run):
+            place = self._places.hand_on(operation.residual, operation.out)
+            del self._left[operation.residual]
+        else:
+            place = self._places.take(operation.out, layout.floats)
+        return layer.operation(choice, self._places.of(operation.x), place, residual or None)
+
+    def _may_overwrite(self, operation: Convolution, run: Sequence[Operation]) -> bool:
+        """Whether a convolution may write where its residual is: nothing else will read that, nor reads it now."""
+        name = operation.residual
+        assert name is not None
+        readers = [o for o in self._operations if name in reads(o)]
+        return (
+            name not in self._chain.outputs
+            and name != operation.x
+            and readers[-1] is operation
+            and self._layouts[name] == self._layouts[operation.out]
+            and all(reads_by_row(o, name) for o in run if o in readers)
+        )
+
+    def _regrid(self, operation: Regrid, layout: Layout) -> library.Operation:
+        source = self._layouts[operation.x]
+        return library.Gather(
+            index=layout.places_in(source),
+            in_=self._places.of(operation.x),
+            out=self._places.of(operation.out),
+            count=layout.columns * LANES,
+            rows=layout.rows,
+            out_row=layout.row_step * LANES,
+            channels=layout.channels,
+            in_channel=source.channel_step * LANES,
+            out_channel=layout.channel_step * LANES,
+            images=1,
+        )
 
     def _pointwise(
         self,
@@ -196,12 +262,12 @@ class ImageProgram:
             channels=layout.channels,
             height=layout.tile_height,
             width=layout.tile_width,
-            in_plane=source.plane,
-            in_row=source.columns,
-            out_plane=layout.plane,
-            out_row=layout.columns,
-            other_plane=beside.plane,
-            other_row=beside.columns,
+            in_plane=source.channel_step,
+            in_row=source.row_step,
+            out_plane=layout.channel_step,
+            out_row=layout.row_step,
+            other_plane=beside.channel_step,
+            other_row=beside.row_step,
             activation=ACTIVATIONS[activation],
         )
 
@@ -213,8 +279,8 @@ class ImageProgram:
             channels=source.channels,
             height=source.tile_height,
             width=source.tile_width,
-            in_plane=source.plane,
-            in_row=source.columns,
+            in_plane=source.channel_step,
+            in_row=source.row_step,
             images=self.images,
             tiles=source.grid.tiles,
             factor=1.0 / (source.height * source.width),

@@ -1,6 +1,6 @@
 // The work on activations in lanes, for registers of WIDTH floats. Included once per instruction set; see engine.cpp.
 //
-// An activation is float[channels][rows][columns][16]: sixteen lanes side by side, which are tiles of one image or the
+// An activation is float[rows][channels][columns][16]: sixteen lanes side by side, which are tiles of one image or the
 // same tile of several. Every tap of a convolution, whatever its shift or stride, is then one aligned load of a lane
 // vector, and a weight that is zero is simply not in the list.
 
@@ -265,22 +265,22 @@ void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colum
 }
 
 template <int H, int W, int S>
-void sparse_item(const Conv& conv, const Arena& arena, int64_t item, float* waiting) {
+void sparse_item(const Conv& conv, const Arena& arena, const Slice& slice, int64_t item, float* waiting) {
   const int64_t across = (conv.width + W - 1) / W, chunks = (conv.channels + conv.chunk - 1) / conv.chunk;
   const int64_t tile = item / chunks, chunk = item % chunks;
   // The last tile of a row or column is moved back to fit, and writes some positions again.
-  const int64_t row = std::min<int64_t>(tile / across * H, conv.height - H);
+  const int64_t row = std::min<int64_t>(slice.first + tile / across * H, slice.last - H);
   const int64_t column = std::min<int64_t>(tile % across * W, conv.width - W);
   sparse_tile<H, W, S>(conv, arena, row, column, chunk * conv.chunk,
                        std::min<int64_t>(conv.channels, (chunk + 1) * conv.chunk), waiting);
 }
 
 template <int C, int W, int S>
-void dense_item(const Conv& conv, const Arena& arena, int64_t item, float*) {
+void dense_item(const Conv& conv, const Arena& arena, const Slice& slice, int64_t item, float*) {
   const int64_t across = (conv.width + W - 1) / W, groups = conv.channels / C;
   const int64_t tile = item / groups;
   const int64_t column = std::min<int64_t>(tile % across * W, conv.width - W);
-  dense_tile<C, W, S>(conv, arena, tile / across, column, item % groups);
+  dense_tile<C, W, S>(conv, arena, slice.first + tile / across, column, item % groups);
 }
 
 // All shapes of tiles; the tuner chooses among those that fit.
@@ -331,10 +331,10 @@ inline ConvItem conv_of(const Conv& conv) {
 }
 
 // out = activation(in·scale + shift [+ other]), plane by plane.
-inline void pointwise_plane(const Pointwise& op, const Arena& arena, int64_t channel) {
+inline void pointwise_plane(const Pointwise& op, const Arena& arena, const Slice& slice, int64_t channel) {
   const Vec scale = broadcast(op.scale == nullptr ? 1.0f : op.scale[channel]);
   const Vec shift = broadcast(op.shift == nullptr ? 0.0f : op.shift[channel]);
-  for (int64_t row = 0; row < op.height; ++row) {
+  for (int64_t row = slice.first; row < slice.last; ++row) {
     const float* in = arena.at(op.in) + (channel * op.in_plane + row * op.in_row) * kLanes;
     float* out = arena.at(op.out) + (channel * op.out_plane + row * op.out_row) * kLanes;
     const float* other =
@@ -351,18 +351,37 @@ inline void pointwise_plane(const Pointwise& op, const Arena& arena, int64_t cha
 }
 
 // Fills the ring around a plane with what neighbouring lanes hold.
-inline void halo_plane(const Halo& op, const Arena& arena, int64_t channel) {
+inline void halo_plane(const Halo& op, const Arena& arena, const Slice& slice, int64_t channel) {
   float* plane = arena.at(op.in) + channel * op.plane * kLanes;
-  for (int64_t i = 0; i < op.count; ++i) {
+  for (int64_t i = slice.first; i < slice.last; ++i) {
     const float* from = plane + static_cast<int64_t>(op.positions[2 * i + 1]) * kLanes;
     store(plane + static_cast<int64_t>(op.positions[2 * i]) * kLanes,
           permuted(from, op.lanes + i * kLanes, op.existing[i]));
   }
 }
 
+// Moves numbers to where another arrangement has them.
+inline void gather_plane(const Gather& op, const Arena& arena, int64_t item) {
+  const int64_t image = item / op.channels, channel = item % op.channels;
+  const float* in = arena.at(op.in) + image * op.in_image + channel * op.in_channel;
+  float* out = arena.at(op.out) + image * op.out_image + channel * op.out_channel;
+  const int32_t* index = op.index + image * op.index_image;
+  for (int64_t row = 0; row < op.rows; ++row, index += op.count, out += op.out_row) {
+    int64_t i = 0;
+#if WIDTH == 16
+    for (; i + kLanes <= op.count; i += kLanes) {
+      const __m512i from = _mm512_loadu_si512(index + i);
+      const __mmask16 existing = _mm512_cmpge_epi32_mask(from, _mm512_setzero_si512());
+      _mm512_storeu_ps(out + i, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), existing, from, in, 4));
+    }
+#endif
+    for (; i < op.count; ++i) out[i] = index[i] < 0 ? 0.0f : in[index[i]];
+  }
+}
+
 // The largest of a window. The halo holds zeros, so the input must not be negative.
-inline void maximum_plane(const Window& op, const Arena& arena, int64_t channel) {
-  for (int64_t row = 0; row < op.height; ++row)
+inline void maximum_plane(const Window& op, const Arena& arena, const Slice& slice, int64_t channel) {
+  for (int64_t row = slice.first; row < slice.last; ++row)
     for (int64_t column = 0; column < op.width; ++column) {
       const float* in = arena.at(op.in) +
                         (channel * op.in_plane + row * op.stride * op.in_row + column * op.stride) * kLanes;
@@ -478,8 +497,8 @@ inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
 
 #undef EACH_PART
 
-const Kernels kernels = {conv_of,    pointwise_plane, maximum_plane,     mean_plane,
-                         halo_plane, column_slice,    transpose_strip,   kRoom / kRegisters};
+const Kernels kernels = {conv_of,    pointwise_plane, maximum_plane, mean_plane,
+                         halo_plane, gather_plane,    column_slice,  transpose_strip, kRoom / kRegisters};
 
 }  // namespace SUFFIX
 }  // namespace

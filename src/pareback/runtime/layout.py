@@ -33,16 +33,18 @@ class Grid:
 class Ring:
     """The halo around a plane: positions beside those they copy, ``[n, 2]``, from which lanes, and which are zero."""
 
-    positions: Tensor
+    positions: Tensor  #: in order of the rows they copy
     lanes: Tensor  #: [n, 16]
     existing: Tensor  #: [n]: sixteen bits, clear for lanes outside the image
+    starts: list[int]  #: [tile's rows + 1]: the first of the positions that copy each row
 
 
 @dataclass(frozen=True)
 class Layout:
     """An activation of ``channels`` × ``height`` × ``width`` in lanes, with a ring of ``halo`` positions around tiles.
 
-    Memory is ``float[channels][rows][columns][16]``. A matrix of rows is an image of height 1.
+    Memory is ``float[rows][channels][columns][16]``: what a tile of positions needs of all channels lies together.
+    A matrix of rows is an image of height 1.
 
     >>> Layout(64, 32, 32, Grid(1, 4, 4), 8, 8, 1).rows
     10
@@ -72,14 +74,24 @@ class Layout:
         return self.rows * self.columns
 
     @property
+    def row_step(self) -> int:
+        """Lane vectors from a row to the next. An odd number: rows a power of two apart would share few cache lines."""
+        return (self.channels * self.columns) | 1
+
+    @property
+    def channel_step(self) -> int:
+        """Lane vectors from a channel to the next."""
+        return self.columns
+
+    @property
     def floats(self) -> int:
         """Numbers in memory."""
-        return self.channels * self.plane * LANES
+        return self.rows * self.row_step * LANES
 
     @property
     def inside(self) -> int:
         """The first position that is not halo."""
-        return self.halo * self.columns + self.halo
+        return self.halo * self.row_step + self.halo
 
     def _pixels(self, halo: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return image, y and x of every position, so much halo included, and lane: ``[rows, columns, lanes]`` each."""
@@ -98,10 +110,17 @@ class Layout:
         at = image * image_stride + y * row_stride + x
         return _all_lanes(torch.where(self._exists(y, x), at, -1), -1).flatten().int()
 
+    def places_in(self, other: Layout) -> Tensor:
+        """Return where another layout of the same images has what belongs in each position and lane, as ``pixels``."""
+        image, y, x = self._pixels(self.halo)
+        found = torch.cat([other.places(), other.places().new_full((self.grid.images, 1), -1)], 1)
+        pixel = torch.where(self._exists(y, x), y * self.width + x, -1)
+        return _all_lanes(found[image, pixel], -1).flatten().int()
+
     def places(self) -> Tensor:
         """Return where each pixel of each image is in a plane: ``[images, height × width]`` floats from its start."""
         image, y, x = self._pixels(0)
-        position = torch.arange(self.tile_height).view(-1, 1, 1) * self.columns + torch.arange(self.tile_width).view(
+        position = torch.arange(self.tile_height).view(-1, 1, 1) * self.row_step + torch.arange(self.tile_width).view(
             1, -1, 1
         )
         lane = torch.arange(image.shape[-1])
@@ -125,8 +144,11 @@ class Layout:
         top = torch.arange(-self.halo, self.tile_height + self.halo).view(-1, 1)
         left = torch.arange(-self.halo, self.tile_width + self.halo).view(1, -1)
         outside = (top < 0) | (top >= self.tile_height) | (left < 0) | (left >= self.tile_width)
-        to = torch.arange(self.plane).view(self.rows, self.columns)
-        source = (top % self.tile_height + self.halo) * self.columns + left % self.tile_width + self.halo
+        to = torch.arange(self.rows).view(-1, 1) * self.row_step + torch.arange(self.columns)
+        row = (top % self.tile_height).expand(outside.shape)[outside]
+        order = torch.argsort(row, stable=True)
+        counts = torch.bincount(row, minlength=self.tile_height)
+        source = (top % self.tile_height + self.halo) * self.row_step + left % self.tile_width + self.halo
         image, down, across = self.grid.lanes()
         from_down, from_across = (
             down + (top // self.tile_height)[..., None],
@@ -135,9 +157,10 @@ class Layout:
         lane = image * self.grid.tiles + from_down * self.grid.across + from_across
         exists = self._exists(y, x)
         return Ring(
-            torch.stack([to[outside], source[outside]], 1).int(),
-            _all_lanes(torch.where(exists, lane, 0), 0)[outside].int(),
-            _bits(exists)[outside],
+            torch.stack([to[outside], source[outside]], 1)[order].int(),
+            _all_lanes(torch.where(exists, lane, 0), 0)[outside][order].int(),
+            _bits(exists)[outside][order],
+            [0, *counts.cumsum(0).tolist()],
         )
 
 

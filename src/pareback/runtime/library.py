@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -80,7 +81,8 @@ class Gather(_Structure):
     """A move from one arrangement to another."""
 
     _fields_ = _fields(
-        "pointers: index; int64: in_ out count channels in_channel out_channel images in_image out_image index_image"
+        "pointers: index; int64: in_ out count rows out_row channels in_channel out_channel images in_image out_image"
+        " index_image"
     )
 
 
@@ -97,7 +99,23 @@ Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpo
 
 
 class _Step(ctypes.Structure):
-    _fields_ = (("kind", c_int32), ("what", c_void_p))
+    _fields_ = _fields("int32: kind; pointers: what; int64: first last strips length")
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operation's rows from ``first`` to before ``last``, all if that is negative; of a halo, its positions."""
+
+    operation: Operation
+    first: int = 0
+    last: int = -1
+    strips: int = 0  #: here as many strips begin that different threads may do, each of ``length`` parts
+    length: int = 0
+
+
+def _step(part: Part) -> _Step:
+    what = part.operation
+    return _Step(KINDS[type(what)], ctypes.addressof(what), part.first, part.last, part.strips, part.length)
 
 
 def _library() -> Any:
@@ -132,15 +150,15 @@ def positions() -> int:
 
 
 class Program:
-    """Operations in order, ready to run on any arena."""
+    """Operations in order, or parts of them, ready to run on any arena."""
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        self._operations = list(operations)
-        self._steps = (_Step * len(operations))(*(_Step(KINDS[type(one)], ctypes.addressof(one)) for one in operations))
+    def __init__(self, operations: Sequence[Operation | Part]) -> None:
+        self._parts = [one if isinstance(one, Part) else Part(one) for one in operations]
+        self._steps = (_Step * len(operations))(*map(_step, self._parts))
 
     def run(self, arena: int, brought: Sequence[int], threads: int, first: int = 0, last: int | None = None) -> None:
         """Run operations ``first`` to ``last`` with the arena and the caller's memory at these addresses."""
-        count = (len(self._operations) if last is None else last) - first
+        count = (len(self._parts) if last is None else last) - first
         addresses = (c_void_p * len(brought))(*brought)
         steps = ctypes.byref(self._steps, first * ctypes.sizeof(_Step))
         wrong = _engine.pareback_run(steps, c_int64(count), c_void_p(arena), addresses, c_int32(threads))
@@ -152,7 +170,7 @@ class Program:
         addresses = (c_void_p * (places * len(brought)))(*(address for one in brought for address in one))
         bases = (c_void_p * len(arenas))(*arenas)
         times, threads = c_int64(len(brought)), c_int32(len(arenas))
-        count = c_int64(len(self._operations))
+        count = c_int64(len(self._parts))
         _check(_engine.pareback_run_each(self._steps, count, bases, addresses, c_int64(places), times, threads))
 
 

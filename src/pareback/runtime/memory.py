@@ -45,6 +45,11 @@ class Places:
         """Return where a part starts."""
         return self._taken[name][0]
 
+    def hand_on(self, name: str, to: str) -> int:
+        """Let another value have a part, in the place of the one that was there; return where it starts."""
+        self._taken[to] = self._taken.pop(name)
+        return self._taken[to][0]
+
     def give_back(self, name: str) -> None:
         """Let a part be used for something else."""
         del self._taken[name]

@@ -68,6 +68,13 @@ class Average(Operation):
 
 
 @dataclass
+class Regrid(Operation):
+    """The same images, cut into lanes in another way; put in where that pays."""
+
+    x: str
+
+
+@dataclass
 class Activation(Operation):
     """ReLU or GELU, until it is joined to what comes before."""
 

@@ -1,14 +1,14 @@
-"""Chooses how images are cut into lanes: one grid for a chain of operations, and each activation's tiles on it."""
+"""Chooses how images are cut into lanes: a grid for operations that hang together, each activation's tiles on it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from .layout import LANES, Grid, Layout
-from .operations import Affine, Average, Convolution, Largest, Operation, Sum, reads
+from .operations import Affine, Average, Convolution, Largest, Operation, Regrid, Sum, reads
 
 
 class NoTilingError(Exception):
@@ -17,40 +17,105 @@ class NoTilingError(Exception):
 
 Shape = tuple[int, int, int]
 
+#: To move a lane vector to another grid takes as long as so many multiplications.
+_MOVE = 20.0
+
 
 @dataclass(frozen=True)
 class Tiling:
-    """The layout of every activation."""
+    """The operations, with moves from one grid to another among them, and the layout of every activation."""
 
+    operations: list[Operation]
     layouts: dict[str, Layout]
     cost: float
 
 
 def tiled(operations: Sequence[Operation], shapes: Mapping[str, Shape], images: int) -> Tiling:
-    """Return the cheapest tiling of so many images at once."""
-    found = [_on(grid, operations, shapes) for grid in _grids(images)]
-    return min(found, key=lambda tiling: tiling.cost)
+    """Return the cheapest tiling found of so many images at once."""
+    products = {o.out: float((o.taps.weight != 0).sum()) for o in operations if isinstance(o, Convolution)}
+
+    def cut(names: Collection[str]) -> Tiling:
+        return _tiled(*_regridded(operations, shapes, names), products, images)
+
+    names = _where_to_cut(operations)
+    best = cut(names)
+    for name in list(names):
+        fewer = cut([other for other in names if other != name])
+        if fewer.cost <= best.cost:
+            best = fewer
+            names.remove(name)
+    return best
+
+
+def _where_to_cut(operations: Sequence[Operation]) -> list[str]:
+    """Return activations that all later ones depend on alone, before the image is made smaller."""
+    found = []
+    for number, operation in enumerate(operations[:-1]):
+        name, later = operation.out, operations[number + 1 :]
+        before = {o.out for o in operations[:number]} | {n for o in operations[: number + 1] for n in reads(o)}
+        alone = not before & {n for o in later for n in reads(o)}
+        if alone and any(_stride(o) > 1 for o in later if name in reads(o)):
+            found.append(name)
+    return found
+
+
+def _stride(operation: Operation) -> int:
+    match operation:
+        case Convolution():
+            return operation.taps.stride
+        case Largest():
+            return operation.stride
+    return 1
+
+
+def _regridded(
+    operations: Sequence[Operation], shapes: Mapping[str, Shape], names: Collection[str]
+) -> tuple[list[Operation], dict[str, Shape]]:
+    """Return operations that read these activations on another grid."""
+    again = {name: f"{name} on another grid" for name in names}
+    result: list[Operation] = []
+    for operation in operations:
+        fields = {f: getattr(operation, f, None) for f in ("x", "other", "residual")}
+        result.append(replace(operation, **{f: again[name] for f, name in fields.items() if name in again}))
+        if operation.out in again:
+            result.append(Regrid(again[operation.out], operation.out))
+    return result, {**shapes, **{new: shapes[old] for old, new in again.items()}}
 
 
 def _grids(images: int) -> Iterator[Grid]:
     most = LANES // images
-    for down in range(1, most + 1):
+    for down in range(most, 0, -1):
         across = most // down
         if down * across > 0.8 * most or most == 1:
             yield Grid(images, down, across)
 
 
-def _on(grid: Grid, operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> Tiling:
-    scales = _scales(operations, shapes)
-    layouts = {}
-    for members in scales:
-        heights = [math.ceil(math.ceil(shapes[name][1] / grid.down) / scale) for name, scale in members.items()]
-        widths = [math.ceil(math.ceil(shapes[name][2] / grid.across) / scale) for name, scale in members.items()]
-        for name, scale in members.items():
-            channels, height, width = shapes[name]
-            tile = max(heights) * scale, max(widths) * scale
-            layouts[name] = Layout(channels, height, width, grid, *tile, _halo(name, operations))
-    return Tiling(layouts, _cost(operations, layouts))
+def _tiled(
+    operations: list[Operation], shapes: Mapping[str, Shape], products: Mapping[str, float], images: int
+) -> Tiling:
+    """Choose a grid for every group of activations whose tiles hang together."""
+    layouts: dict[str, Layout] = {}
+    total = 0.0
+    halos = {name: _halo(name, operations) for name in shapes}
+    for scales in _scales(operations, shapes):
+        members = [o for o in operations if o.out in scales]
+        choices = [_on(grid, scales, shapes, halos) for grid in _grids(images)]
+        costs = [_cost(members, choice, products) for choice in choices]
+        cheapest = min(range(len(choices)), key=costs.__getitem__)
+        layouts |= choices[cheapest]
+        total += costs[cheapest]
+    return Tiling(operations, layouts, total)
+
+
+def _on(
+    grid: Grid, scales: Mapping[str, int], shapes: Mapping[str, Shape], halos: Mapping[str, int]
+) -> dict[str, Layout]:
+    heights = [math.ceil(math.ceil(shapes[name][1] / grid.down) / scale) for name, scale in scales.items()]
+    widths = [math.ceil(math.ceil(shapes[name][2] / grid.across) / scale) for name, scale in scales.items()]
+    return {
+        name: Layout(*shapes[name], grid, max(heights) * scale, max(widths) * scale, halos[name])
+        for name, scale in scales.items()
+    }
 
 
 def _scales(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[dict[str, int]]:
@@ -106,7 +171,7 @@ def _halo(name: str, operations: Sequence[Operation]) -> int:
     return max(reach)
 
 
-def _cost(operations: Sequence[Operation], layouts: Mapping[str, Layout]) -> float:
+def _cost(operations: Sequence[Operation], layouts: Mapping[str, Layout], products: Mapping[str, float]) -> float:
     """Estimate the work in lane vectors: multiplications, and moving activations about."""
     work = 0.0
     for operation in operations:
@@ -116,6 +181,6 @@ def _cost(operations: Sequence[Operation], layouts: Mapping[str, Layout]) -> flo
         area = layout.tile_height * layout.tile_width
         if isinstance(operation, Convolution):
             # Few positions per tile make short work of each weight that is looked up.
-            work += float((operation.taps.weight != 0).sum()) * (area + (1.0 if area >= 4 else 4.0))
-        work += 2.0 * layout.channels * layout.plane
+            work += products[operation.out] * (area + (1.0 if area >= 4 else 4.0))
+        work += (_MOVE if isinstance(operation, Regrid) else 2.0) * layout.channels * layout.plane
     return work

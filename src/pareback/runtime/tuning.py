@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,7 +28,12 @@ DENSE_SHAPES = [
     *[(1, 1), (1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (4, 6), (4, 7), (8, 1), (8, 2), (8, 3), (16, 1)]
 ]
 _BLOCKS = (8, 12, 16, 24, 32, 48, 64, 128)
+_CHUNK = 64
 _DENSE_FROM = 0.2
+_FIRST_LEVEL = 32 * 1024
+_SHAPES_TO_VARY = 3
+#: After every round those are left that took at most so many times as long as the best.
+_ROUNDS = (3.0, 2.0, 1.5, 1.3, 1.2)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,15 @@ class Choice:
     tile: tuple[int, int]
     block: int = 0
     chunk: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return 1 if self.dense else self.tile[0]
+
+    def divides(self, layout: Layout) -> bool:
+        """Whether tiles do not overlap."""
+        return layout.tile_height % self.rows == 0 and layout.tile_width % self.tile[1] == 0
 
 
 @dataclass(frozen=True)
@@ -62,11 +77,11 @@ class Layer:
             "channels": self.target.channels,
             "height": self.target.tile_height,
             "width": self.target.tile_width,
-            "in_row": self.source.columns,
-            "out_plane": self.target.plane,
-            "out_row": self.target.columns,
-            "residual_plane": 0 if residual is None else residual[1].plane,
-            "residual_row": 0 if residual is None else residual[1].columns,
+            "in_row": self.source.row_step,
+            "out_plane": self.target.channel_step,
+            "out_row": self.target.row_step,
+            "residual_plane": 0 if residual is None else residual[1].channel_step,
+            "residual_row": 0 if residual is None else residual[1].row_step,
             "stride": self.taps.stride,
             "activation": self.activation,
             "tile_height": choice.tile[0],
@@ -84,23 +99,41 @@ class Layer:
         return self._tables[block]
 
     def choices(self) -> Iterator[Choice]:
-        """Yield what is worth trying, the likeliest first."""
+        """Yield every shape of tiles worth trying, each with as many input channels at a time as fit the cache."""
         height, width = self.target.tile_height, self.target.tile_width
         shapes = SPARSE_SHAPES + (ROW_SHAPES if height == 1 and self.taps.stride == 1 else [])
         fitting = [s for s in shapes if s[0] <= height and s[1] <= width and _waste(s, height, width) < 1.2]
         fitting = [s for s in fitting if s[0] * s[1] <= library.positions()]
-        fitting.sort(key=lambda s: -s[0] * s[1])
-        inputs, outputs = self.source.channels, self.target.channels
-        blocks = [b for b in _BLOCKS if b < inputs] + [inputs]
-        for block in blocks:
-            for shape in fitting[:8]:
-                for chunk in {min(outputs, 64), outputs}:
-                    yield Choice(False, shape, block, chunk)
+        for shape in sorted(fitting, key=lambda s: -s[0] * s[1]):
+            yield Choice(False, shape, self._likely_block(shape), self.target.channels)
         density = float((self.taps.weight != 0).float().mean())
         if density >= _DENSE_FROM and self.taps.groups == 1:
             for shape in DENSE_SHAPES:
-                if outputs % shape[0] == 0 and shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25:
+                fits = shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25
+                if fits and self.target.channels % shape[0] == 0:
                     yield Choice(True, shape)
+
+    def _blocks(self) -> list[int]:
+        return [block for block in _BLOCKS if block < self.source.channels] + [self.source.channels]
+
+    def _likely_block(self, shape: tuple[int, int]) -> int:
+        """Return the most input channels of which what a tile reads fits the first-level cache."""
+        size, stride, dilation = self.taps.weight.shape[2:], self.taps.stride, self.taps.dilation
+        height, width = (
+            (t - 1) * stride + (k - 1) * dilation + 1 if k > 1 else t for t, k in zip(shape, size, strict=True)
+        )
+        blocks = self._blocks()
+        return max((b for b in blocks if b * height * width * 64 <= _FIRST_LEVEL), default=blocks[0])
+
+    def variations(self, choice: Choice) -> Iterator[Choice]:
+        """Yield the same shape of tiles with other numbers of channels at a time."""
+        if choice.dense:
+            return
+        for block in self._blocks():
+            yield replace(choice, block=block)
+        if self.target.channels > _CHUNK:
+            for block in self._blocks():
+                yield replace(choice, block=block, chunk=_CHUNK)
 
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
@@ -112,7 +145,8 @@ class Layer:
             self.taps.dilation,
             self.taps.groups,
             f"{density:.2f}",
-            self.source.plane,
+            self.source.channel_step,
+            self.source.row_step,
         ]
         return "-".join(
             map(str, [*parts, self.target.tile_height, self.target.tile_width, threads, library.register_bits()])
@@ -141,16 +175,11 @@ class Tuner:
         return self._known[key]
 
     def _fastest(self, layer: Layer, threads: int) -> Choice:
-        source, target = layer.source.floats, layer.target.floats
-        arena = aligned(torch.rand(source + target))
-        best, shortest = None, float("inf")
-        for choice in layer.choices():
-            program = library.Program([layer.operation(choice, 0, source, None)])
-            seconds = _timed(program, arena.data_ptr(), threads, shortest)
-            if seconds is not None and seconds < shortest:
-                best, shortest = choice, seconds
-        assert best is not None, "a tile of one position always fits"
-        return best
+        """Try all shapes of tiles, then all numbers of channels with the shapes that did best."""
+        arena = aligned(torch.rand(layer.source.floats + layer.target.floats))
+        shapes = _ranking(layer, layer.choices(), arena, threads)[:_SHAPES_TO_VARY]
+        varied = [shapes[0], *(variation for shape in shapes for variation in layer.variations(shape))]
+        return _ranking(layer, varied, arena, threads)[0]
 
     def save(self) -> None:
         """Write what was found, for the next time."""
@@ -165,19 +194,28 @@ class Tuner:
             return
 
 
-def _timed(program: library.Program, arena: int, threads: int, best: float) -> float | None:
+def _ranking(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor, threads: int) -> list[Choice]:
+    """Return the choices, the fastest first. They take turns, as a machine is slower for a while now and then."""
+    programs = {choice: library.Program([layer.operation(choice, 0, layer.source.floats, None)]) for choice in choices}
+    times = dict.fromkeys(programs, math.inf)
+    left = list(programs)
+    for leave_at in _ROUNDS:
+        for choice in left:
+            times[choice] = min(times[choice], _timed(programs[choice], arena.data_ptr(), threads))
+        best = min(times.values())
+        left = [choice for choice in left if times[choice] <= leave_at * best]
+    return sorted(times, key=times.__getitem__)
+
+
+def _timed(program: library.Program, arena: int, threads: int) -> float:
+    # One thread's own time does not depend on what else the machine does.
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    began = clock()
     try:
         program.run(arena, [], threads)
     except RuntimeError:  # a shape that this instruction set has no registers for
-        return None
-    seconds = float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
-        program.run(arena, [], threads)
-        seconds = min(seconds, time.perf_counter() - began)
-        if seconds > 1.5 * best:
-            break
-    return seconds
+        return math.inf
+    return clock() - began
 
 
 def _read(path: Path) -> dict[str, Choice]:

@@ -29,8 +29,8 @@ class Taps:
     def offsets(self, layout: Layout) -> Tensor:
         """Return the bytes from a tile's first vector to each tap, as ``[groups, in / groups, height, width]``."""
         inputs, height, width = self.weight.shape[1:]
-        channel = torch.arange(self.groups * inputs).view(self.groups, inputs, 1, 1) * layout.plane
-        row = (torch.arange(height) * self.dilation - self.padding + layout.halo).view(-1, 1) * layout.columns
+        channel = torch.arange(self.groups * inputs).view(self.groups, inputs, 1, 1) * layout.channel_step
+        row = (torch.arange(height) * self.dilation - self.padding + layout.halo).view(-1, 1) * layout.row_step
         column = torch.arange(width) * self.dilation - self.padding + layout.halo
         return (channel + row + column) * (LANES * 4)
 
