@@ -476,10 +476,12 @@ inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
   }
 }
 
+#include "linear.h"
+
 #undef EACH_PART
 
-const Kernels kernels = {conv_of,    pointwise_plane, maximum_plane,     mean_plane,
-                         halo_plane, column_slice,    transpose_strip,   kRoom / kRegisters};
+const Kernels kernels = {conv_of,      pointwise_plane, maximum_plane, mean_plane,  halo_plane,
+                         column_slice, transpose_strip, listed_item,   lookup_part, kRoom / kRegisters};
 
 }  // namespace SUFFIX
 }  // namespace
