@@ -110,9 +110,7 @@ class Lookup(_Structure):
 
 KINDS: dict[type, int] = {
     kind: number
-    for number, kind in enumerate(
-        (Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose, Listed, Lookup)
-    )
+    for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose, Listed, Lookup))
 }
 Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose | Listed | Lookup
 

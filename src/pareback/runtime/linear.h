@@ -96,16 +96,11 @@ void listed_tile(const Listed& op, const Arena& arena, int64_t part, int64_t col
 #pragma GCC unroll 16
       for (int w = 0; w < W; ++w) prefetch(soon + w * kLanes);
       float* waiting = out + entry[0] * row;
-      Vec sums[W];
-      if (block == 0) {
-        const Vec bias = broadcast(op.bias[first + entry[0]]);
-#pragma GCC unroll 16
-        for (int w = 0; w < W; ++w) sums[w] = bias;
-      } else {
-#pragma GCC unroll 16
-        for (int w = 0; w < W; ++w) sums[w] = load(waiting + w * kLanes);
-      }
+      Vec sums[W] = {};  // of this block: to add few numbers to each other at a time also loses fewer digits
       list = multiply_listed<W>(list, entry[1], input, sums);
+      const Vec bias = broadcast(block == 0 ? op.bias[first + entry[0]] : 0.0f);
+#pragma GCC unroll 16
+      for (int w = 0; w < W; ++w) add(sums[w], block == 0 ? bias : load(waiting + w * kLanes));
       if (block + 1 == op.blocks && op.activation == kRelu) {
 #pragma GCC unroll 16
         for (int w = 0; w < W; ++w) activate(sums[w], kRelu);
@@ -145,7 +140,7 @@ inline __attribute__((always_inline)) const float* look_up(const float* values, 
                                                            const __m512* high, float* waiting) {
   __m512 sums[R];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r] = _mm512_load_ps(waiting + r * kLanes);
+  for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
   for (int64_t i = 0; i < steps; ++i) {
     prefetch(reinterpret_cast<const char*>(values) + 2 * kAhead);
     const __m512 weights = _mm512_maskz_expand_ps(masks[i], _mm512_loadu_ps(values));
@@ -157,24 +152,40 @@ inline __attribute__((always_inline)) const float* look_up(const float* values, 
       sums[r] = _mm512_fmadd_ps(weights, _mm512_permutex2var_ps(low[r], pick, high[r]), sums[r]);
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) _mm512_store_ps(waiting + r * kLanes, sums[r]);
+  for (int r = 0; r < R; ++r)
+    _mm512_store_ps(waiting + r * kLanes, _mm512_add_ps(sums[r], _mm512_load_ps(waiting + r * kLanes)));
   return values;
 }
 
 inline __mmask16 first_lanes(int64_t number) { return number >= kLanes ? 0xFFFF : number <= 0 ? 0 : (1 << number) - 1; }
 
+// Numbers that are added one after another lose digits with their number: sums of a few blocks are added to totals.
+constexpr int64_t kBlocksTogether = 16;
+
+inline void add_to_totals(float* waiting, float* totals, int64_t vectors) {
+  for (int64_t i = 0; i < vectors; ++i) {
+    const __m512 sum = _mm512_add_ps(_mm512_load_ps(totals + i * kLanes), _mm512_load_ps(waiting + i * kLanes));
+    _mm512_store_ps(totals + i * kLanes, sum);
+    _mm512_store_ps(waiting + i * kLanes, _mm512_setzero_ps());
+  }
+}
+
 // A part of the outputs for R rows: sixteen outputs in lanes. A gather from memory would take as long as sixteen loads;
 // 32 inputs are in two registers, among which every lane picks its own.
 template <int R>
 void lookup_rows(const Lookup& op, const Arena& arena, int64_t part) {
-  const int64_t first = part * op.part, last = std::min((op.outputs + kLanes - 1) / kLanes, first + op.part);
-  float* waiting = arena.at(op.sums);
+  const int64_t slices = (op.outputs + kLanes - 1) / kLanes;
+  const int64_t first = part * op.part, last = std::min(slices, first + op.part);
+  float *waiting = arena.at(op.sums), *totals = waiting + slices * R * kLanes;  // [slices][R][16]
   for (int64_t slice = first; slice < last; ++slice)
-    for (int r = 0; r < R; ++r) _mm512_store_ps(waiting + (slice * R + r) * kLanes, _mm512_load_ps(op.bias + slice * kLanes));
+    for (int64_t at = slice * R * kLanes; at < (slice + 1) * R * kLanes; at += kLanes) {
+      _mm512_store_ps(waiting + at, _mm512_setzero_ps());
+      _mm512_store_ps(totals + at, _mm512_load_ps(op.bias + slice * kLanes));
+    }
   const float* values = op.values + op.starts[3 * part];
   const uint8_t* picks = op.picks + op.starts[3 * part + 1] * kLanes;
   const uint16_t* masks = op.masks + op.starts[3 * part + 1];
-  const int32_t* slices = op.slices + op.starts[3 * part + 2];
+  const int32_t* slice_of = op.slices + op.starts[3 * part + 2];
   const int32_t* counts = op.counts + part * op.blocks * kPicked;
   for (int64_t block = 0; block < op.blocks; ++block, counts += kPicked) {
     const float* x = arena.at(op.in) + block * kPicked;
@@ -189,14 +200,16 @@ void lookup_rows(const Lookup& op, const Arena& arena, int64_t part) {
     for (int64_t steps = 1; steps <= kPicked; ++steps)
       for (int32_t i = 0; i < counts[steps - 1]; ++i) {
         for (int64_t line = 0; line < steps * kLanes; line += 64) prefetch(picks + kAhead + line);
-        values = look_up<R>(values, picks, masks, steps, low, high, waiting + *slices++ * (R * kLanes));
+        values = look_up<R>(values, picks, masks, steps, low, high, waiting + *slice_of++ * (R * kLanes));
         picks += steps * kLanes;
         masks += steps;
       }
+    if ((block + 1) % kBlocksTogether == 0 || block + 1 == op.blocks)
+      add_to_totals(waiting + first * R * kLanes, totals + first * R * kLanes, (last - first) * R);
   }
   for (int64_t slice = first; slice < last; ++slice)
     for (int r = 0; r < R; ++r) {
-      Vec v = load(waiting + (slice * R + r) * kLanes);
+      Vec v = load(totals + (slice * R + r) * kLanes);
       activate(v, op.activation);
       float* out = arena.at(op.out) + r * op.outputs + slice * kLanes;
       _mm512_mask_storeu_ps(out, first_lanes(op.outputs - slice * kLanes), reinterpret_cast<const __m512&>(v.part[0]));

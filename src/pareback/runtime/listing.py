@@ -11,11 +11,11 @@ from torch import Tensor
 from . import library
 from .layout import LANES
 from .tuning import Choice, Layer
-from .weights import aligned
 
 _UNIT = 8  #: places of inputs are in units of so many bytes, in sixteen bits
 _MOST_OUTPUTS = 2**16  #: of a part, whose numbers have sixteen bits
 _CACHED = (16 * 2**10, 32 * 2**10, 64 * 2**10, 128 * 2**10)  #: bytes of inputs that may be worth reading block by block
+_WIDEST = 14  #: lane vectors of rows that the engine was compiled for
 _AHEAD = 2  #: the engine reads so many entries beyond the last
 
 
@@ -123,12 +123,14 @@ class RowLayer(Layer):
     def choices(self) -> Iterator[Choice]:
         """Yield what is worth trying: inputs in blocks that stay in the cache, rows together or in two halves."""
         vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
-        row = vectors * LANES * 4
-        most = min(inputs, (2**16 - 1) * _UNIT // row + 1)
+        most = min(inputs, (2**16 - 1) * _UNIT // (vectors * LANES * 4) + 1)
         parts = {1} if self.threads == 1 else {self.threads, 4 * self.threads}
-        for tile in {-(-vectors // n) for n in (1, 2) if -(-vectors // n) <= library.positions()} or {library.positions()}:
-            for block in {most, *(b for b in (size // (tile * LANES * 4) for size in _CACHED) if b < most)}:
-                for part in {min(_MOST_OUTPUTS, -(-outputs // number)) for number in parts}:
+        for tile in sorted({min(vectors, _WIDEST, library.positions()), -(-vectors // 2)}):
+            if tile > library.positions():
+                continue
+            fitting = {size // (tile * LANES * 4) for size in _CACHED}
+            for block in sorted({most, *(block for block in fitting if block < most)}):
+                for part in sorted({min(_MOST_OUTPUTS, -(-outputs // number)) for number in parts}):
                     yield Choice(False, (1, tile), block, part)
         yield from (choice for choice in super().choices() if choice.dense)
 

@@ -27,7 +27,7 @@ class RowProgram:
     def __init__(self, chain: Chain, rows: int, tuner: Tuner, threads: int) -> None:
         self.rows = rows
         layers = [operation for operation in chain.operations if isinstance(operation, Convolution)]
-        looked_up = lookup.available() and rows <= lookup.MOST_ROWS
+        looked_up = lookup.gains(layers, rows, threads)
         few = rows <= FEW and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers)
         self.single = few and not looked_up
         places = Places()
