@@ -121,18 +121,23 @@ class RowLayer(Layer):
         return self._listings[part, block]
 
     def choices(self) -> Iterator[Choice]:
-        """Yield what is worth trying: inputs in blocks that stay in the cache, rows together or in two halves."""
+        """Yield what is worth trying: inputs in blocks that stay in the cache, rows in tiles."""
         vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
         most = min(inputs, (2**16 - 1) * _UNIT // (vectors * LANES * 4) + 1)
         parts = {1} if self.threads == 1 else {self.threads, 4 * self.threads}
-        for tile in sorted({min(vectors, _WIDEST, library.positions()), -(-vectors // 2)}):
-            if tile > library.positions():
-                continue
+        for tile in self._tiles():
             fitting = {size // (tile * LANES * 4) for size in _CACHED}
             for block in sorted({most, *(block for block in fitting if block < most)}):
                 for part in sorted({min(_MOST_OUTPUTS, -(-outputs // number)) for number in parts}):
                     yield Choice(False, (1, tile), block, part)
         yield from (choice for choice in super().choices() if choice.dense)
+
+    def _tiles(self) -> list[int]:
+        """Return into how many lane vectors at a time the rows may be divided; about four have proved best."""
+        vectors, widest = self.source.tile_width, min(_WIDEST, library.positions())
+        if vectors <= min(4, widest):
+            return [vectors]
+        return sorted({min(widest, -(-vectors // number)) for number in (1, 2, -(-vectors // 4))})
 
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
