@@ -234,6 +234,9 @@ void sparse_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colu
   }
 }
 
+// Numbers that are added one after another lose digits with their number: sums of so many taps are added to totals.
+constexpr int64_t kTapsTogether = 512;
+
 // The same for C output channels at once with all weights, which lie side by side per tap.
 template <int C, int W, int S>
 void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t column, int64_t group) {
@@ -248,17 +251,33 @@ void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colum
 #pragma GCC unroll 16
     for (int w = 0; w < W; ++w) sums[c * W + w] = bias;
   }
-  for (int64_t tap = 0; tap < conv.taps; ++tap, weights += C) {
-    const char* at = input + conv.offsets[tap];
-    Vec values[W];
+  Vec totals[C * W];
+  if (conv.taps > kTapsTogether) {
 #pragma GCC unroll 16
-    for (int w = 0; w < W; ++w) values[w] = load(reinterpret_cast<const float*>(at + w * column_bytes));
+    for (int i = 0; i < C * W; ++i) totals[i] = Vec{};
+  }
+  for (int64_t first = 0; first < conv.taps; first += kTapsTogether) {
+    if (first > 0) {
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) {
-      const Vec weight = broadcast(weights[c]);
-#pragma GCC unroll 16
-      for (int w = 0; w < W; ++w) EACH_PART sums[c * W + w].part[k] += weight.part[k] * values[w].part[k];
+      for (int i = 0; i < C * W; ++i) add(totals[i], sums[i]), sums[i] = Vec{};
     }
+    const int64_t last = std::min(conv.taps, first + kTapsTogether);
+    for (int64_t tap = first; tap < last; ++tap, weights += C) {
+      const char* at = input + conv.offsets[tap];
+      Vec values[W];
+#pragma GCC unroll 16
+      for (int w = 0; w < W; ++w) values[w] = load(reinterpret_cast<const float*>(at + w * column_bytes));
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) {
+        const Vec weight = broadcast(weights[c]);
+#pragma GCC unroll 16
+        for (int w = 0; w < W; ++w) EACH_PART sums[c * W + w].part[k] += weight.part[k] * values[w].part[k];
+      }
+    }
+  }
+  if (conv.taps > kTapsTogether) {
+#pragma GCC unroll 16
+    for (int i = 0; i < C * W; ++i) add(sums[i], totals[i]);
   }
 #pragma GCC unroll 16
   for (int c = 0; c < C; ++c) finish<1, W>(conv, arena, group * C + c, row, column, sums + c * W);

@@ -16,8 +16,6 @@ from .operations import Convolution
 from .tuning import Tuner
 from .weights import aligned, slices
 
-#: Up to so many rows each is multiplied by itself, where registers are too narrow to look inputs up in them.
-FEW = 4
 _MOST_COLUMNS = 2**16
 
 
@@ -27,25 +25,20 @@ class RowProgram:
     def __init__(self, chain: Chain, rows: int, tuner: Tuner, threads: int) -> None:
         self.rows = rows
         layers = [operation for operation in chain.operations if isinstance(operation, Convolution)]
-        looked_up = lookup.gains(layers, rows, threads)
-        few = rows <= FEW and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers)
-        self.single = few and not looked_up
         places = Places()
-        if looked_up:
+        if lookup.gains(layers, rows, threads):
             steps = _looked_up(layers, rows, places, threads)
+        elif rows == 1 and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers):
+            steps = _one_row(layers, places)
         else:
-            steps = _one_row(layers, places) if self.single else _in_lanes(layers, rows, places, tuner, threads)
+            steps = _in_lanes(layers, rows, places, tuner, threads)
         self._program = library.Program(steps)
         self.memory = Memory(max(places.most, 1))
 
     def run(self, x: Tensor, y: Tensor, threads: int) -> None:
         """Multiply ``x`` of shape [rows, inputs] into ``y``."""
         with self.memory.arena() as arena:
-            if not self.single:
-                self._program.run(arena, [x.data_ptr(), y.data_ptr()], threads)
-                return
-            for row in range(self.rows):
-                self._program.run(arena, _addresses(x, y, row), threads)
+            self._program.run(arena, [x.data_ptr(), y.data_ptr()], threads)
 
     def run_each(self, x: Tensor, y: Tensor, threads: int) -> None:
         """Multiply a multiple of ``self.rows``, so many at a time and each time whole on one of the threads."""
