@@ -28,7 +28,7 @@ namespace {
 constexpr int kLanes = 16;
 
 enum Activation : int32_t { kNone, kRelu, kGelu };
-enum Kind : int32_t { kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather, kTranspose };
+enum Kind : int32_t { kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather, kTranspose, kListed, kLookup };
 
 // Where a run keeps its activations. Steps name them by offset, so that several runs can go on at once; −2 and below
 // are what the caller brought, its input and output.
@@ -115,6 +115,37 @@ struct Slice {
   int64_t first, last;
 };
 
+// A sparse matrix times rows in lanes. An entry is an output of its part and its number of weights in a block; the list
+// holds them in fours, the places of their inputs (in units of eight bytes, from the block's first) before their values,
+// and those that are left over one by one.
+struct Listed {
+  const char* list;
+  const int64_t* lists;     // [parts + 1]: where each part's list begins
+  const uint16_t* entries;  // [entries + 2][2]
+  const int64_t* bounds;    // [parts × blocks + 1]: entries of each block of each part
+  const float* bias;
+  int64_t in, out;
+  int64_t vectors, tile, parts, part, blocks, block_bytes;
+  int32_t activation;
+};
+
+constexpr int kPicked = 32;  // inputs in two registers
+
+// A sparse matrix times one to eight rows, with sixteen outputs in lanes: a slice. Slices have steps, in each of which
+// a lane has one weight or none.
+struct Lookup {
+  const float* values;    // of the lanes that have one
+  const uint8_t* picks;   // [steps][16]: which of a block's inputs
+  const uint16_t* masks;  // [steps]: a bit per lane that has a weight
+  const int32_t* slices;  // by part, block, and number of steps
+  const int32_t* counts;  // [parts][blocks][32]: how many slices have 1, 2, … steps
+  const int64_t* starts;  // [parts + 1][3]: first value, step and slice of each part
+  const float* bias;      // [slices][16]
+  int64_t in, out, sums;
+  int64_t inputs, outputs, rows, blocks, parts, part;
+  int32_t activation;
+};
+
 struct Step {
   int32_t kind;
   const void* what;
@@ -134,6 +165,8 @@ struct Kernels {
   void (*gather)(const Gather&, const Arena&, int64_t);
   void (*columns)(const Columns&, const Arena&, int64_t);
   void (*transpose)(const Transpose&, const Arena&, int64_t);
+  void (*listed)(const Listed&, const Arena&, int64_t);
+  void (*lookup)(const Lookup&, const Arena&, int64_t);  // null where registers are too narrow
   int32_t positions;  // how many sums fit the registers
 };
 
@@ -309,6 +342,19 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
       case kTranspose: {
         const Transpose& op = as<Transpose>(step);
         over_channels(threads, op, arena, (op.rows + kLanes - 1) / kLanes, 4.0 * op.columns, kernels.transpose);
+        break;
+      }
+      case kListed: {
+        const Listed& op = as<Listed>(step);
+        const int64_t items = op.parts * ((op.vectors + op.tile - 1) / op.tile);
+        const double weights = static_cast<double>(op.lists[op.parts]) / 6;
+        over_channels(threads, op, arena, items, 0.5 * op.tile * weights / op.parts, kernels.listed);
+        break;
+      }
+      case kLookup: {
+        const Lookup& op = as<Lookup>(step);
+        if (kernels.lookup == nullptr) return i;
+        over_channels(threads, op, arena, op.parts, 1.5 * op.starts[3 * op.parts + 1] / op.parts, kernels.lookup);
         break;
       }
       default:

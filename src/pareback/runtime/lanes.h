@@ -234,6 +234,9 @@ void sparse_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colu
   }
 }
 
+// Numbers that are added one after another lose digits with their number: sums of so many taps are added to totals.
+constexpr int64_t kTapsTogether = 512;
+
 // The same for C output channels at once with all weights, which lie side by side per tap.
 template <int C, int W, int S>
 void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t column, int64_t group) {
@@ -248,17 +251,33 @@ void dense_tile(const Conv& conv, const Arena& arena, int64_t row, int64_t colum
 #pragma GCC unroll 16
     for (int w = 0; w < W; ++w) sums[c * W + w] = bias;
   }
-  for (int64_t tap = 0; tap < conv.taps; ++tap, weights += C) {
-    const char* at = input + conv.offsets[tap];
-    Vec values[W];
+  Vec totals[C * W];
+  if (conv.taps > kTapsTogether) {
 #pragma GCC unroll 16
-    for (int w = 0; w < W; ++w) values[w] = load(reinterpret_cast<const float*>(at + w * column_bytes));
+    for (int i = 0; i < C * W; ++i) totals[i] = Vec{};
+  }
+  for (int64_t first = 0; first < conv.taps; first += kTapsTogether) {
+    if (first > 0) {
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) {
-      const Vec weight = broadcast(weights[c]);
-#pragma GCC unroll 16
-      for (int w = 0; w < W; ++w) EACH_PART sums[c * W + w].part[k] += weight.part[k] * values[w].part[k];
+      for (int i = 0; i < C * W; ++i) add(totals[i], sums[i]), sums[i] = Vec{};
     }
+    const int64_t last = std::min(conv.taps, first + kTapsTogether);
+    for (int64_t tap = first; tap < last; ++tap, weights += C) {
+      const char* at = input + conv.offsets[tap];
+      Vec values[W];
+#pragma GCC unroll 16
+      for (int w = 0; w < W; ++w) values[w] = load(reinterpret_cast<const float*>(at + w * column_bytes));
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) {
+        const Vec weight = broadcast(weights[c]);
+#pragma GCC unroll 16
+        for (int w = 0; w < W; ++w) EACH_PART sums[c * W + w].part[k] += weight.part[k] * values[w].part[k];
+      }
+    }
+  }
+  if (conv.taps > kTapsTogether) {
+#pragma GCC unroll 16
+    for (int i = 0; i < C * W; ++i) add(sums[i], totals[i]);
   }
 #pragma GCC unroll 16
   for (int c = 0; c < C; ++c) finish<1, W>(conv, arena, group * C + c, row, column, sums + c * W);
@@ -425,11 +444,14 @@ inline Register interleaved(Register a, Register b, bool second) {
 }
 
 // A square of WIDTH × WIDTH numbers. Interleaving the first half of the rows with the second one moves the highest bit
-// of a number's row below the lowest of its column; after as many rounds as there are bits, rows are columns.
-inline void transpose_square(const float* in, int64_t in_row, float* out, int64_t out_row) {
-  Register rows[WIDTH], next[WIDTH];
+// of a number's row below the lowest of its column; after as many rounds as there are bits, rows are columns. Of the
+// square, the first `height` rows are read and the others zero, and the first `width` columns written.
+inline __attribute__((always_inline)) void transpose_square(const float* in, int64_t in_row, float* out,
+                                                            int64_t out_row, int64_t height, int64_t width) {
+  Register rows[WIDTH] = {}, next[WIDTH];
 #pragma GCC unroll 16
-  for (int i = 0; i < WIDTH; ++i) std::memcpy(&rows[i], in + i * in_row, sizeof rows[i]);
+  for (int i = 0; i < WIDTH; ++i)
+    if (i < height) std::memcpy(&rows[i], in + i * in_row, sizeof rows[i]);
 #pragma GCC unroll 4
   for (int round = 1; round < WIDTH; round *= 2) {
 #pragma GCC unroll 8
@@ -441,27 +463,31 @@ inline void transpose_square(const float* in, int64_t in_row, float* out, int64_
     for (int i = 0; i < WIDTH; ++i) rows[i] = next[i];
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < WIDTH; ++i) std::memcpy(out + i * out_row, &rows[i], sizeof rows[i]);
+  for (int i = 0; i < WIDTH; ++i)
+    if (i < width) std::memcpy(out + i * out_row, &rows[i], sizeof rows[i]);
 }
 
-// out[column][row] = in[row][column] for a strip of up to sixteen rows.
+// out[column][row] = in[row][column] for a strip of up to sixteen rows. Lanes without a row hold zeros: whatever else lay
+// there could be slow to multiply.
 inline void transpose_strip(const Transpose& op, const Arena& arena, int64_t strip) {
   const int64_t first = strip * kLanes, last = std::min(op.rows, first + kLanes);
-  const float* in = arena.at(op.in);
-  float* out = arena.at(op.out);
-  int64_t column = 0;
-  for (; column + WIDTH <= op.columns; column += WIDTH) {
-    int64_t row = first;
-    for (; row + WIDTH <= last; row += WIDTH)
-      transpose_square(in + row * op.in_row + column, op.in_row, out + column * op.out_row + row, op.out_row);
-    for (; row < last; ++row)
-      for (int64_t c = column; c < column + WIDTH; ++c) out[c * op.out_row + row] = in[row * op.in_row + c];
+  const int64_t end = std::min(first + kLanes, op.padded);
+  for (int64_t column = 0; column < op.columns; column += WIDTH) {
+    const int64_t width = std::min<int64_t>(WIDTH, op.columns - column);
+    for (int64_t row = first; row < end; row += WIDTH) {
+      const int64_t height = std::clamp<int64_t>(last - row, 0, WIDTH);
+      const float* in = arena.at(op.in) + row * op.in_row + column;
+      float* out = arena.at(op.out) + column * op.out_row + row;
+      const bool fits = column + WIDTH <= op.in_row && row + WIDTH <= end;
+      if (fits && height == WIDTH && width == WIDTH)
+        transpose_square(in, op.in_row, out, op.out_row, WIDTH, WIDTH);
+      else if (fits)
+        transpose_square(in, op.in_row, out, op.out_row, height, width);
+      else
+        for (int64_t r = 0; r < std::min<int64_t>(WIDTH, end - row); ++r)
+          for (int64_t c = 0; c < width; ++c) out[c * op.out_row + r] = r < height ? in[r * op.in_row + c] : 0.0f;
+    }
   }
-  for (; column < op.columns; ++column)
-    for (int64_t row = first; row < last; ++row) out[column * op.out_row + row] = in[row * op.in_row + column];
-  // Lanes without a row hold zeros: whatever else lay there could be slow to multiply.
-  for (int64_t row = last; row < std::min(first + kLanes, op.padded); ++row)
-    for (int64_t c = 0; c < op.columns; ++c) out[c * op.out_row + row] = 0.0f;
 }
 
 // y = activation(W·x + bias) for one x: sixteen outputs in lanes, each with its own columns.
@@ -495,10 +521,12 @@ inline void column_slice(const Columns& op, const Arena& arena, int64_t slice) {
   }
 }
 
+#include "linear.h"
+
 #undef EACH_PART
 
-const Kernels kernels = {conv_of,    pointwise_plane, maximum_plane, mean_plane,
-                         halo_plane, gather_plane,    column_slice,  transpose_strip, kRoom / kRegisters};
+const Kernels kernels = {conv_of,      pointwise_plane, maximum_plane,   mean_plane,  halo_plane, gather_plane,
+                         column_slice, transpose_strip, listed_item,     lookup_part, kRoom / kRegisters};
 
 }  // namespace SUFFIX
 }  // namespace

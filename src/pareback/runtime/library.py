@@ -92,10 +92,29 @@ class Transpose(_Structure):
     _fields_ = _fields("int64: in_ out rows columns in_row out_row padded")
 
 
+class Listed(_Structure):
+    """A sparse matrix times rows in lanes."""
+
+    _fields_ = _fields(
+        "pointers: list lists entries bounds bias; int64: in_ out vectors tile parts part blocks block_bytes;"
+        " int32: activation"
+    )
+
+
+class Lookup(_Structure):
+    """A sparse matrix times a few rows, with outputs in lanes."""
+
+    _fields_ = _fields(
+        "pointers: values picks masks slices counts starts bias; int64: in_ out sums inputs outputs rows blocks parts"
+        " part; int32: activation"
+    )
+
+
 KINDS: dict[type, int] = {
-    kind: number for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose))
+    kind: number
+    for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose, Listed, Lookup))
 }
-Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose
+Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose | Listed | Lookup
 
 
 class _Step(ctypes.Structure):

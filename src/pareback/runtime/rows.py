@@ -7,16 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import library
+from . import library, lookup
 from .images import ACTIVATIONS, Chain
 from .layout import LANES, Grid, Layout
+from .listing import RowLayer
 from .memory import Memory, Places
 from .operations import Convolution
-from .tuning import Layer, Tuner
+from .tuning import Tuner
 from .weights import aligned, slices
 
-#: Up to so many rows each is multiplied by itself.
-FEW = 4
 _MOST_COLUMNS = 2**16
 
 
@@ -26,20 +25,20 @@ class RowProgram:
     def __init__(self, chain: Chain, rows: int, tuner: Tuner, threads: int) -> None:
         self.rows = rows
         layers = [operation for operation in chain.operations if isinstance(operation, Convolution)]
-        self.single = rows <= FEW and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers)
         places = Places()
-        steps = _one_row(layers, places) if self.single else _in_lanes(layers, rows, places, tuner, threads)
+        if lookup.gains(layers, rows, threads):
+            steps = _looked_up(layers, rows, places, threads)
+        elif rows == 1 and all(layer.taps.weight.shape[1] <= _MOST_COLUMNS for layer in layers):
+            steps = _one_row(layers, places)
+        else:
+            steps = _in_lanes(layers, rows, places, tuner, threads)
         self._program = library.Program(steps)
         self.memory = Memory(max(places.most, 1))
 
     def run(self, x: Tensor, y: Tensor, threads: int) -> None:
         """Multiply ``x`` of shape [rows, inputs] into ``y``."""
         with self.memory.arena() as arena:
-            if not self.single:
-                self._program.run(arena, [x.data_ptr(), y.data_ptr()], threads)
-                return
-            for row in range(self.rows):
-                self._program.run(arena, _addresses(x, y, row), threads)
+            self._program.run(arena, [x.data_ptr(), y.data_ptr()], threads)
 
     def run_each(self, x: Tensor, y: Tensor, threads: int) -> None:
         """Multiply a multiple of ``self.rows``, so many at a time and each time whole on one of the threads."""
@@ -80,6 +79,19 @@ def _one_row(layers: Sequence[Convolution], places: Places) -> list[library.Oper
     return steps
 
 
+def _looked_up(layers: Sequence[Convolution], rows: int, places: Places, threads: int) -> list[library.Operation]:
+    sums = places.take("sums", max(lookup.sums_of(layer, rows) for layer in layers))
+    steps: list[library.Operation] = []
+    source = -2
+    for number, layer in enumerate(layers):
+        last = number + 1 == len(layers)
+        target = -3 if last else places.take(str(number), layer.taps.weight.shape[0] * rows)
+        activation = ACTIVATIONS[layer.activation]
+        steps.append(lookup.operation(layer, rows, activation, source, target, sums, threads))
+        source = target
+    return steps
+
+
 def _in_lanes(
     layers: Sequence[Convolution], rows: int, places: Places, tuner: Tuner, threads: int
 ) -> list[library.Operation]:
@@ -103,7 +115,8 @@ def _in_lanes(
     source = first
     for number, operation in enumerate(layers):
         target = layout(operation.taps.weight.shape[0])
-        layer = Layer(operation.taps, operation.bias, source, target, ACTIVATIONS[operation.activation])
+        activation = ACTIVATIONS[operation.activation]
+        layer = RowLayer(operation.taps, operation.bias, source, target, activation, threads=threads)
         start, end = places.of(str(number)), places.take(str(number + 1), target.floats)
         steps.append(layer.operation(tuner.choose(layer, threads), start, end, None))
         places.give_back(str(number))

@@ -152,11 +152,13 @@ class Rows(Stage):
         assert isinstance(last, Convolution)
         y = torch.empty(len(matrix), last.taps.weight.shape[0])
         portion = _portion(len(matrix))
-        whole = len(matrix) // portion * portion if len(matrix) > portion else 0
+        together = portion * threads
+        whole = len(matrix) // together * together if len(matrix) > portion else 0
         if whole:
             self.program(portion, 1).run_each(matrix[:whole], y[:whole], threads)
-        if whole < len(matrix):
-            self.program(len(matrix) - whole, threads).run(matrix[whole:], y[whole:], threads)
+        for first in range(whole, len(matrix), portion):  # those that would leave a thread idle are divided instead
+            rest, to = matrix[first : first + portion], y[first : first + portion]
+            self.program(len(rest), threads).run(rest, to, threads)
         values[self.chain.outputs[0]] = y.view(*x.shape[:-1], y.shape[1])
 
 

@@ -1,0 +1,144 @@
+"""Sparse linear layers over rows in lanes: lists of weights in the order in which the engine reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import library
+from .layout import LANES
+from .tuning import Choice, Layer
+
+_UNIT = 8  #: places of inputs are in units of so many bytes, in sixteen bits
+_MOST_OUTPUTS = 2**16  #: of a part, whose numbers have sixteen bits
+_CACHED = (16 * 2**10, 32 * 2**10, 64 * 2**10, 128 * 2**10)  #: bytes of inputs that may be worth reading block by block
+_WIDEST = 14  #: lane vectors of rows that the engine was compiled for
+_AHEAD = 2  #: the engine reads so many entries beyond the last
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A sparse matrix as lists by part of the outputs and block of the inputs, see ``Listed`` in engine.cpp."""
+
+    list: Tensor
+    lists: Tensor
+    entries: Tensor
+    bounds: Tensor
+    blocks: int
+
+
+def listing(weight: Tensor, vectors: int, part: int, block: int) -> Listing:
+    """Return the lists for rows that fill so many lane vectors, with ``part`` outputs and ``block`` inputs at a time.
+
+    Outputs of a block come in order of their numbers of weights. Those without any are left out of all blocks but the
+    first, which brings the bias, and the last, which brings the activation.
+    """
+    outputs, inputs = weight.shape
+    parts, blocks = -(-outputs // part), -(-inputs // block)
+    out, column = weight.nonzero(as_tuple=True)
+    counts = torch.zeros(outputs, blocks, dtype=torch.int64)
+    counts.view(-1).index_add_(0, out * blocks + column // block, torch.ones_like(out))
+    output, number = torch.arange(outputs).view(-1, 1), torch.arange(blocks).view(1, -1)
+    within = (output // part) * blocks + number
+    order = torch.argsort((within * (block + 1) + counts).flatten(), stable=True)
+    needed = ((counts > 0) | (number == 0) | (number == blocks - 1)).flatten()[order]
+    order = order[needed]
+    sizes = counts.flatten()[order]
+    entries = torch.stack([order // blocks % part, sizes], 1)
+    entries = torch.cat([entries, entries.new_zeros(_AHEAD, 2)])
+    per_block = torch.bincount(within.flatten()[order], minlength=parts * blocks)
+    bounds = torch.cat([per_block.new_zeros(1), per_block.cumsum(0)])
+    ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    rank = torch.empty(outputs * blocks, dtype=torch.int64)
+    rank[order] = torch.arange(len(order))
+    of_weight = rank[out * blocks + column // block]
+    by_entry = torch.argsort(of_weight, stable=True)
+    places = (column % block)[by_entry] * (vectors * LANES * 4 // _UNIT)
+    return Listing(
+        _interleaved(places, weight[out, column].float()[by_entry], ends, sizes),
+        6 * ends[bounds[::blocks]],
+        _as_sixteen_bits(entries),
+        bounds,
+        blocks,
+    )
+
+
+def _interleaved(places: Tensor, values: Tensor, ends: Tensor, sizes: Tensor) -> Tensor:
+    """Return fours of places and values, and what is left over of every entry in pairs, as numbers of sixteen bits."""
+    first = torch.repeat_interleave(ends[:-1], sizes)
+    size = torch.repeat_interleave(sizes, sizes)
+    i = torch.arange(len(values)) - first
+    in_four = i < size // 4 * 4
+    place = 3 * first + torch.where(in_four, i // 4 * 12 + i % 4, 3 * i)
+    value = 3 * first + torch.where(in_four, i // 4 * 12 + 4 + i % 4 * 2, 3 * i + 1)
+    found = torch.empty(3 * len(values), dtype=torch.int16)
+    found[place] = _as_sixteen_bits(places)
+    halves = values.contiguous().view(torch.int16).view(-1, 2)
+    found[value], found[value + 1] = halves[:, 0], halves[:, 1]
+    return found
+
+
+def _as_sixteen_bits(numbers: Tensor) -> Tensor:
+    return torch.where(numbers >= 2**15, numbers - 2**16, numbers).to(torch.int16).contiguous()
+
+
+@dataclass(frozen=True)
+class RowLayer(Layer):
+    """A linear layer over rows in lanes."""
+
+    threads: int = 1
+    _listings: dict[tuple[int, int], Listing] = field(default_factory=dict, compare=False)
+
+    def operation(self, choice: Choice, source: int, target: int, residual: None = None) -> library.Operation:  # type: ignore[override]
+        """Return the engine's operation, with activations at these places in the arena."""
+        if choice.dense:
+            return super().operation(choice, source, target, None)
+        vectors = self.source.tile_width
+        lists = self._listing(choice.chunk, choice.block)
+        return library.Listed(
+            list=lists.list,
+            lists=lists.lists,
+            entries=lists.entries,
+            bounds=lists.bounds,
+            bias=self.bias,
+            in_=source,
+            out=target,
+            vectors=vectors,
+            tile=choice.tile[1],
+            parts=len(lists.lists) - 1,
+            part=choice.chunk,
+            blocks=lists.blocks,
+            block_bytes=choice.block * vectors * LANES * 4,
+            activation=self.activation,
+        )
+
+    def _listing(self, part: int, block: int) -> Listing:
+        if (part, block) not in self._listings:
+            self._listings[part, block] = listing(self.taps.weight[:, :, 0, 0], self.source.tile_width, part, block)
+        return self._listings[part, block]
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield what is worth trying: inputs in blocks that stay in the cache, rows in tiles."""
+        vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
+        most = min(inputs, (2**16 - 1) * _UNIT // (vectors * LANES * 4) + 1)
+        parts = {1} if self.threads == 1 else {self.threads, 4 * self.threads}
+        for tile in self._tiles():
+            fitting = {size // (tile * LANES * 4) for size in _CACHED}
+            for block in sorted({most, *(block for block in fitting if block < most)}):
+                for part in sorted({min(_MOST_OUTPUTS, -(-outputs // number)) for number in parts}):
+                    yield Choice(False, (1, tile), block, part)
+        yield from (choice for choice in super().choices() if choice.dense)
+
+    def _tiles(self) -> list[int]:
+        """Return into how many lane vectors at a time the rows may be divided; about four have proved best."""
+        vectors, widest = self.source.tile_width, min(_WIDEST, library.positions())
+        if vectors <= min(4, widest):
+            return [vectors]
+        return sorted({min(widest, -(-vectors // number)) for number in (1, 2, -(-vectors // 4))})
+
+    def key(self, threads: int) -> str:
+        """Return what decides the fastest way, as text."""
+        return f"rows-{super().key(threads)}"

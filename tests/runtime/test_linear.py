@@ -1,0 +1,191 @@
+"""Sparse linear layers: any number of rows, any size, several threads, and every way the tuner may choose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pareback.runtime import compile as compiled
+from pareback.runtime import library, lookup
+from pareback.runtime.layout import LANES, Grid, Layout
+from pareback.runtime.listing import RowLayer, listing
+from pareback.runtime.lookup import steps
+from pareback.runtime.operations import Convolution
+from pareback.runtime.weights import Taps, aligned
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read from or left in the user's cache."""
+    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+
+
+def _sparse(outputs: int, inputs: int, density: float) -> Tensor:
+    return torch.randn(outputs, inputs) * (torch.rand(outputs, inputs) < density)
+
+
+def _mlp(*sizes: int, density: float = 0.15, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        linear = nn.Linear(inputs, outputs)
+        linear.weight.data.copy_(_sparse(outputs, inputs, density))
+        layers += [linear, activation()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def _errors(found: Tensor, model: nn.Module, x: Tensor) -> tuple[float, float]:
+    """Return the relative distance to the model in float64, and PyTorch's own."""
+    with torch.no_grad():
+        own = model(x)
+        truth = model.double()(x.double())
+    model.float()
+    return float((found - truth).norm() / truth.norm()), float((own - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+def test_any_number_of_rows(threads: int, activation: type[nn.Module]) -> None:
+    """Looked up, in lanes with and without empty ones, and in several portions."""
+    model = _mlp(50, 270, 33, 7, activation=activation)
+    engine = compiled(model, torch.randn(1, 50), threads=threads)
+    for rows in (*range(1, 34), 64, 100, 300, 500):
+        x = torch.randn(rows, 50)
+        error, own = _errors(engine._sparsely((x,)), model, x)
+        assert error < max(2 * own, 5e-7), rows
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (100, 31), (3, 700), (700, 3), (257, 300)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_size(outputs: int, inputs: int, threads: int) -> None:
+    """Fewer outputs than lanes, fewer inputs than a register, and neither a multiple of them."""
+    for density in (0.0, 0.05, 0.5, 1.0):
+        model = _mlp(inputs, outputs, density=density)
+        engine = compiled(model, torch.randn(1, inputs), threads=threads)
+        for rows in (1, 3, 8, 16, 40):
+            x = torch.randn(rows, inputs)
+            error, _ = _errors(engine._sparsely((x,)), model, x)
+            assert error < 5e-6, (density, rows)  # of a few numbers, which may be near zero
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_long_sums_keep_their_digits(rows: int) -> None:
+    """Thousands of products in one sum are no less exact than PyTorch's."""
+    model = _mlp(8192, 64, density=0.3)
+    x = torch.rand(rows, 8192)
+    error, own = _errors(compiled(model, x, threads=1)._sparsely((x,)), model, x)
+    assert error < 2 * own
+
+
+def test_weights_all_in_some_rows() -> None:
+    """Outputs without weights are their bias; some have all the weights of their block."""
+    model = _mlp(200, 90, density=1.0)
+    model[0].weight.data[::3] = 0  # type: ignore[operator,index]
+    model[0].weight.data[:, 64:128] = 0  # type: ignore[index]
+    for rows in (1, 5, 16):
+        x = torch.randn(rows, 200)
+        error, own = _errors(compiled(model, x, threads=2)._sparsely((x,)), model, x)
+        assert error < max(2 * own, 5e-7)
+
+
+def _rows(channels: int, vectors: int) -> Layout:
+    return Layout(channels, 1, vectors * LANES, Grid(1, 1, LANES), 1, vectors, 0)
+
+
+@pytest.mark.parametrize("vectors", [1, 2, 3, 5, 8, 14])
+@pytest.mark.parametrize("activation", [library.NONE, library.RELU, library.GELU])
+def test_all_choices_agree(vectors: int, activation: int) -> None:
+    """Whatever the tuner may choose gives the same result, on one thread and on several."""
+    weight, bias = _sparse(83, 999, 0.1), torch.randn(83)
+    x = torch.randn(999, vectors * LANES)
+    source, target = _rows(999, vectors), _rows(83, vectors)
+    truth = weight.double() @ x.double() + bias.double()[:, None]
+    if activation != library.NONE:
+        truth = truth.relu() if activation == library.RELU else nn.functional.gelu(truth)
+    for threads in (1, 3):
+        layer = RowLayer(Taps(weight[:, :, None, None]), bias, source, target, activation, threads=threads)
+        choices = list(layer.choices())
+        assert len({(choice.block, choice.chunk) for choice in choices}) > 2
+        for choice in choices:
+            arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))
+            library.Program([layer.operation(choice, 0, source.floats)]).run(arena.data_ptr(), [], threads)
+            found = arena[source.floats :].view(83, -1)
+            torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5, msg=str(choice))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 150), st.integers(1, 70), st.integers(1, 150), st.floats(0, 1))
+def test_lists_hold_every_weight(outputs: int, inputs: int, part: int, block: int, density: float) -> None:
+    """The matrix can be read back from its lists, and a block's outputs come in order of their numbers of weights."""
+    weight = _sparse(outputs, inputs, density)
+    lists = listing(weight, 2, part, block)
+    found = torch.zeros(outputs, inputs)
+    words = lists.list.tolist()
+    entries = lists.entries.tolist()
+    at = 0
+    for number, (first, last) in enumerate(pairwise(lists.bounds.tolist())):
+        if number % lists.blocks == 0:
+            assert at * 2 == lists.lists[number // lists.blocks]
+        counts = [count for _, count in entries[first:last]]
+        assert counts == sorted(counts)
+        for output, count in entries[first:last]:
+            for i in range(count):
+                four = at + i // 4 * 12
+                place, value = (
+                    (four + i % 4, four + 4 + i % 4 * 2) if i < count // 4 * 4 else (at + 3 * i, at + 3 * i + 1)
+                )
+                column = number % lists.blocks * block + words[place] * 8 // (2 * LANES * 4)
+                halves = torch.tensor(words[value : value + 2], dtype=torch.int16)
+                found[number // lists.blocks * part + output, column] = halves.view(torch.float32)[0]
+            at += 3 * count
+    assert at == len(words)
+    assert torch.equal(found, weight)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 100), st.integers(1, 150), st.integers(1, 7), st.floats(0, 1))
+def test_steps_hold_every_weight(outputs: int, inputs: int, part: int, density: float) -> None:
+    """The matrix can be read back from its steps."""
+    weight = _sparse(outputs, inputs, density)
+    matrix = steps(weight, part)
+    found = torch.zeros(-(-outputs // LANES) * LANES, inputs)
+    blocks = -(-inputs // 32)
+    value = step = entry = 0
+    for number, counts in enumerate(matrix.counts.tolist()):
+        if number % blocks == 0:
+            assert [value, step, entry] == matrix.starts[number // blocks].tolist()
+        for length in [n + 1 for n, count in enumerate(counts) for _ in range(count)]:
+            for at in range(step, step + length):
+                for lane in (lane for lane in range(LANES) if int(matrix.masks[at]) >> lane & 1):
+                    output = int(matrix.slices[entry]) * LANES + lane
+                    found[output, number % blocks * 32 + int(matrix.picks[at, lane])] = matrix.values[value]
+                    value += 1
+            step, entry = step + length, entry + 1
+    assert torch.equal(found[:outputs], weight)
+
+
+def test_the_same_steps_serve_any_number_of_rows() -> None:
+    """A network that is called with two batch sizes does not hold its weights twice."""
+    layer = Convolution("y", "x", Taps(_sparse(64, 64, 0.1)[:, :, None, None]), torch.zeros(64), over_rows=True)
+    one, four = (lookup.operation(layer, rows, library.NONE, -2, -3, 0, 1) for rows in (1, 4))
+    assert one.values == four.values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_older_processors(isa: str) -> None:
+    """The same tests with narrower registers, in a process of their own."""
+    if os.environ.get("PAREBACK_ISA"):
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
