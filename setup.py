@@ -33,7 +33,7 @@ setup(
         library(
             "runtime._engine",
             "src/pareback/runtime/engine.cpp",
-            ["src/pareback/runtime/lanes.h", *SHARED],
+            ["src/pareback/runtime/lanes.h", "src/pareback/runtime/attention.h", *SHARED],
             FASTEST,
         ),
     ]

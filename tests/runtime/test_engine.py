@@ -147,19 +147,6 @@ def test_linear_layers(rows: int, activation: Callable[[], nn.Module]) -> None:
     assert _error(engine._sparsely((x,)), model, x) < 1e-6
 
 
-def test_a_transformer() -> None:
-    """What the engine does not have goes to PyTorch and is listed; linear layers over tokens are the engine's."""
-    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True, activation="gelu")
-    model = _pruned(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-    x = torch.randn(3, 10, 32)
-    engine = compiled(model, x, threads=1)
-    assert _error(engine._sparsely((x,)), model, x) < 1e-5
-    report = engine.report()
-    assert report.layers >= 4
-    assert any("layer_norm" in operator for operator, _ in report.left)
-    assert "layer_norm" in str(report)
-
-
 def test_gelu_is_exact() -> None:
     """From the far left, where it vanishes, to the far right, against float64."""
     model = nn.Sequential(nn.Linear(1, 1), nn.GELU())

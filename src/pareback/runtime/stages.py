@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from . import plain
 from .capture import Captured
+from .encoder import EncoderProgram
 from .images import KINDS, Chain, ImageProgram
 from .layout import LANES
-from .operations import Convolution, Largest, Operation, reads
+from .operations import Convolution, Encoder, Largest, Operation, reads
+from .order import last_readers
 from .rows import RowProgram
 from .tiling import NoTilingError, tiled
+from .tokens import with_encoders
 from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.
@@ -160,34 +163,89 @@ class Rows(Stage):
         values[self.chain.outputs[0]] = y.view(*x.shape[:-1], y.shape[1])
 
 
-def last_readers(names: Sequence[Sequence[str]], which: Collection[str]) -> list[list[str]]:
-    """Return for every step what of ``which`` no later one reads: its memory can be used again.
+class Tokens(Stage):
+    """Transformer blocks: an image at a time in lanes, or layer by layer as other stages do it; whichever is faster."""
 
-    >>> last_readers([["x"], ["a", "x"], ["b"]], {"a", "b"})
-    [[], ['a'], ['b']]
-    """
-    last = {name: number for number, read in enumerate(names) for name in read}
-    return [[name for name in dict.fromkeys(read) if name in which and last[name] == i] for i, read in enumerate(names)]
+    def __init__(self, encoder: Encoder, apart: list[Stage], captured: Captured, tuner: Tuner) -> None:
+        super().__init__(Chain(encoder.members, reads(encoder), encoder.outputs))
+        self.stages_apart = apart
+        self._apart: dict[int, bool] = {}  # by batch
+        self._encoder, self._captured, self._tuner = encoder, captured, tuner
+        self._programs: dict[int, EncoderProgram] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def apart(self) -> list[int]:
+        """Batch sizes at which layer by layer is faster."""
+        return [batch for batch, faster in self._apart.items() if faster]
+
+    def program(self, threads: int) -> EncoderProgram:
+        """Return the blocks for one image, tuned for so many threads, made when it is first asked for."""
+        with self._lock:
+            if threads not in self._programs:
+                self._programs[threads] = EncoderProgram(self._encoder, self._tuner, threads)
+                self._tuner.save()
+            return self._programs[threads]
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        if batch not in self._apart:
+            with self._lock:
+                if batch not in self._apart:
+                    self._apart[batch] = self._is_faster_apart(values, batch, threads)
+        (self._run_apart if self._apart[batch] else self._run_together)(values, batch, threads)
+
+    def _run_together(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inputs = [values[name].contiguous() for name in self._encoder.inputs]
+        outputs = [torch.empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        tensors = [one.view(batch, self._encoder.tokens, -1) for one in (*inputs, *outputs)]
+        alone = batch - batch % threads  # so many images keep every thread busy with its own
+        if alone:
+            self.program(1).run_each([one[:alone] for one in tensors], threads)
+        for image in range(alone, batch):
+            self.program(threads).run([one[image] for one in tensors], threads)
+        values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    def _run_apart(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inside = dict(values)
+        for stage in self.stages_apart:
+            stage.run(inside, batch, threads)
+        values.update((name, inside[name]) for name in self.chain.outputs)
+
+    def _is_faster_apart(self, values: dict[str, Any], batch: int, threads: int) -> bool:
+        times: dict[Any, list[float]] = {self._run_together: [], self._run_apart: []}
+        for _ in range(3):
+            for run, seconds in times.items():
+                began = time.perf_counter()
+                run(dict(values), batch, threads)
+                seconds.append(time.perf_counter() - began)
+        return min(times[self._run_apart][1:]) < min(times[self._run_together][1:])
 
 
 def divided(operations: list[Operation], captured: Captured, outputs: Iterable[str], threads: int) -> list[Stage]:
     """Return the stages of a model."""
-    kept, tuner = set(outputs), Tuner()
+    kept = set(outputs)
+    return _stages(with_encoders(operations, captured, kept), captured, kept, Tuner(), threads)
+
+
+def _stages(operations: list[Operation], captured: Captured, kept: set[str], tuner: Tuner, threads: int) -> list[Stage]:
     groups: list[tuple[str, list[Operation]]] = []
     for operation in operations:
         kind = _kind(operation, operations)
         if (
             groups
             and groups[-1][0] == kind
+            and kind != "tokens"
             and (kind != "rows" or _follows(groups[-1][1], operation, operations, kept))
         ):
             groups[-1][1].append(operation)
         else:
             groups.append((kind, [operation]))
-    return [_stage(kind, _chain(members, operations, kept), captured, tuner, threads) for kind, members in groups]
+    return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
 
 
 def _kind(operation: Operation, operations: list[Operation]) -> str:
+    if isinstance(operation, Encoder):
+        return "tokens"
     if isinstance(operation, Convolution) and operation.over_rows:
         return "rows"
     if isinstance(operation, Largest) and not _is_positive(operation.x, operations):
@@ -213,7 +271,20 @@ def _chain(members: list[Operation], operations: list[Operation], outputs: set[s
     return Chain(members, list(inputs), [name for name in made if name in elsewhere])
 
 
-def _stage(kind: str, chain: Chain, captured: Captured, tuner: Tuner, threads: int) -> Stage:
+def _stage(
+    kind: str,
+    members: list[Operation],
+    operations: list[Operation],
+    kept: set[str],
+    captured: Captured,
+    tuner: Tuner,
+    threads: int,
+) -> Stage:
+    if isinstance(members[0], Encoder):
+        encoder = members[0]
+        apart = _stages(encoder.apart, captured, set(encoder.outputs), tuner, threads)
+        return Tokens(encoder, apart, captured, tuner)
+    chain = _chain(members, operations, kept)
     if kind == "rows":
         return Rows(chain, tuner)
     if kind == "images":
