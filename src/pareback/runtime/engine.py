@@ -19,7 +19,7 @@ from .images import Chain
 from .joining import joined
 from .operations import Attention, Convolution, Name, Normalization, Other
 from .order import last_readers
-from .stages import Plain, Tokens, divided
+from .stages import Plain, Rows, Tokens, divided
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,12 @@ class Engine:
         named = {
             (str(o.target), o.why) if isinstance(o, Other) else (type(o).__name__, "tiles cannot agree") for o in left
         }
+        named |= {
+            ("linear layers", f"at {rows} rows its dense operators are faster for {_sizes(stage)}")
+            for stage in self._stages
+            if isinstance(stage, Rows)
+            for rows in stage.dense
+        }
         layers = [o for s in self._stages if not isinstance(s, Plain) for o in s.chain.operations]
         return EngineReport(
             sum(isinstance(o, Convolution) for o in layers),
@@ -139,6 +145,11 @@ class Engine:
                 run(inputs)
                 times[dense].append(time.perf_counter() - began)
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+
+
+def _sizes(stage: Rows) -> str:
+    weights = [o.taps.weight for o in stage.chain.operations if isinstance(o, Convolution)]
+    return ", ".join(f"{weight.shape[0]}×{weight.shape[1]}" for weight in weights)
 
 
 def _each_name(outputs: Any, call: Callable[[str], None]) -> None:

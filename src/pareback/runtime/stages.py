@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from .images import KINDS, Chain, ImageProgram
 from .layout import LANES
 from .operations import Convolution, Encoder, Largest, Operation, reads
 from .order import last_readers
+from .patches import over_patches
 from .rows import RowProgram
 from .tiling import NoTilingError, tiled
 from .tokens import with_encoders
@@ -37,6 +38,17 @@ class Stage(ABC):
     @abstractmethod
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         """Add the stage's results to ``values``."""
+
+
+def faster(ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int) -> int:
+    """Return the number of the fastest of several ways to run a stage."""
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(4):
+        for run, seconds in zip(ways, times, strict=True):
+            began = time.perf_counter()
+            run(dict(values), batch, threads)
+            seconds.append(time.perf_counter() - began)
+    return min(range(len(ways)), key=lambda way: min(times[way][1:]))
 
 
 class Plain(Stage):
@@ -132,11 +144,13 @@ def _portion(rows: int) -> int:
 
 
 class Rows(Stage):
-    """Linear layers one after another, for any number of rows."""
+    """Linear layers one after another, for any number of rows; by PyTorch where that is faster, as for dense ones."""
 
     def __init__(self, chain: Chain, tuner: Tuner) -> None:
         super().__init__(chain)
         self._tuner = tuner
+        self._plain = Plain(chain)
+        self._densely: dict[int, bool] = {}  # by rows
         self._programs: dict[tuple[int, int], RowProgram] = {}
         self._lock = threading.Lock()
 
@@ -148,7 +162,19 @@ class Rows(Stage):
                 self._tuner.save()
             return self._programs[rows, threads]
 
+    @property
+    def dense(self) -> list[int]:
+        """Numbers of rows for which PyTorch is faster."""
+        return [rows for rows, faster in self._densely.items() if faster]
+
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        x = values[self.chain.inputs[0]]
+        rows = x.numel() // x.shape[-1]
+        if rows not in self._densely:
+            self._densely[rows] = faster([self._run_sparsely, self._plain.run], values, batch, threads) == 1
+        (self._plain.run if self._densely[rows] else self._run_sparsely)(values, batch, threads)
+
+    def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
         x = values[self.chain.inputs[0]]
         matrix = x.reshape(-1, x.shape[-1]).contiguous()
         last = self.chain.operations[-1]
@@ -191,7 +217,7 @@ class Tokens(Stage):
         if batch not in self._apart:
             with self._lock:
                 if batch not in self._apart:
-                    self._apart[batch] = self._is_faster_apart(values, batch, threads)
+                    self._apart[batch] = faster([self._run_together, self._run_apart], values, batch, threads) == 1
         (self._run_apart if self._apart[batch] else self._run_together)(values, batch, threads)
 
     def _run_together(self, values: dict[str, Any], batch: int, threads: int) -> None:
@@ -211,20 +237,12 @@ class Tokens(Stage):
             stage.run(inside, batch, threads)
         values.update((name, inside[name]) for name in self.chain.outputs)
 
-    def _is_faster_apart(self, values: dict[str, Any], batch: int, threads: int) -> bool:
-        times: dict[Any, list[float]] = {self._run_together: [], self._run_apart: []}
-        for _ in range(3):
-            for run, seconds in times.items():
-                began = time.perf_counter()
-                run(dict(values), batch, threads)
-                seconds.append(time.perf_counter() - began)
-        return min(times[self._run_apart][1:]) < min(times[self._run_together][1:])
-
 
 def divided(operations: list[Operation], captured: Captured, outputs: Iterable[str], threads: int) -> list[Stage]:
     """Return the stages of a model."""
     kept = set(outputs)
-    return _stages(with_encoders(operations, captured, kept), captured, kept, Tuner(), threads)
+    operations = with_encoders(over_patches(operations, captured), captured, kept)
+    return _stages(operations, captured, kept, Tuner(), threads)
 
 
 def _stages(operations: list[Operation], captured: Captured, kept: set[str], tuner: Tuner, threads: int) -> list[Stage]:
