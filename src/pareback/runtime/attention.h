@@ -3,20 +3,28 @@
 // An activation is float[channels][vectors][16] with the tokens of one image in its lanes. A sum over channels is then
 // a sum over planes, and a softmax over keys one over vectors with queries in the lanes: no lane ever needs another.
 
-// 2^x for x in [-126, 126], to about one unit in the last place.
-inline Register power_of_two(Register x) {
-  const Register nearest = (x + 12582912.0f) - 12582912.0f;  // 1.5·2^23 leaves no bits for a fraction
-  const Register rest = x - nearest;
-  Register sum = rest * 1.5353353e-4f + 1.3398875e-3f;
-  sum = sum * rest + 9.6184378e-3f;
-  sum = sum * rest + 5.5503324e-2f;
-  sum = sum * rest + 2.4022648e-1f;
-  sum = sum * rest + 6.9314718e-1f;
-  sum = sum * rest + 1.0f;
-  const IntRegister exponent = (__builtin_convertvector(nearest, IntRegister) + 127) << 23;
-  Register scale;
-  std::memcpy(&scale, &exponent, sizeof scale);
-  return sum * scale;
+// 2^x for x up to 126, to about one unit in the last place; 2^-127 and less, whose exponent would be no more than zero,
+// are 0. N at once, as each waits for its own last product.
+template <int N>
+inline __attribute__((always_inline)) void power_of_two(Register* x) {
+  constexpr float terms[] = {1.5353353e-4f, 1.3398875e-3f, 9.6184378e-3f, 5.5503324e-2f,
+                             2.4022648e-1f, 6.9314718e-1f, 1.0f};
+  Register rest[N], sum[N], scale[N];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+    const Register above = x[n] < -127.0f ? -127.0f - Register{} : x[n];
+    const Register nearest = (above + 12582912.0f) - 12582912.0f;  // 1.5·2^23 leaves no bits for a fraction
+    const IntRegister exponent = (__builtin_convertvector(nearest, IntRegister) + 127) << 23;
+    std::memcpy(&scale[n], &exponent, sizeof scale[n]);
+    rest[n] = above - nearest;
+    sum[n] = rest[n] * terms[0] + terms[1];
+  }
+#pragma GCC unroll 8
+  for (int i = 2; i < 7; ++i)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) sum[n] = sum[n] * rest[n] + terms[i];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) x[n] = sum[n] * scale[n];
 }
 
 // Lane vectors of queries that are done together, and the keys or channels whose sums fit the registers beside them.
@@ -50,7 +58,7 @@ inline __attribute__((always_inline)) void multiply_strip(const float* along, in
 
 // The scores of keys 0 to `keys`, and of a few beyond that nobody reads: scores[key][v].
 template <int V>
-void score_strip(const float* query, const float* key, int64_t depth, int64_t plane, int64_t keys, float* scores) {
+__attribute__((noinline)) void score_strip(const float* query, const float* key, int64_t depth, int64_t plane, int64_t keys, float* scores) {
   constexpr int N = kTogether<V>;
   for (int64_t block = 0; block < keys; block += N) {
     const int64_t first = std::min<int64_t>(block, plane - N);
@@ -71,32 +79,40 @@ void hide_later(int64_t first, int64_t keys, float* scores) {
 
 // Turns scores into weights that add up to the numbers in `totals`.
 template <int V>
-void soften_strip(int64_t keys, float scale, float* scores, Vec* totals) {
+__attribute__((noinline)) void soften_strip(int64_t keys, float scale, float* scores, Vec* totals) {
   const float base_two = scale * 1.44269504f;
-  for (int v = 0; v < V; ++v) {
-    Vec most = load(scores + v * kLanes), other = most;
-    for (int64_t key = 0; key < keys; ++key) {
+  Vec most[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) most[v] = load(scores + v * kLanes);
+  for (int64_t key = 1; key < keys; ++key)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
       const Vec one = load(scores + (key * V + v) * kLanes);
-      EACH_PART most.part[k] = one.part[k] > most.part[k] ? one.part[k] : most.part[k];
-      std::swap(most, other);
+      EACH_PART most[v].part[k] = one.part[k] > most[v].part[k] ? one.part[k] : most[v].part[k];
     }
-    EACH_PART most.part[k] = (other.part[k] > most.part[k] ? other.part[k] : most.part[k]) * base_two;
-    Vec total = broadcast(0.0f);
-    for (int64_t block = 0; block < keys; block += kKeys) {
-      Vec part = broadcast(0.0f);
-      for (int64_t key = block; key < std::min(keys, block + kKeys); ++key) {
-        float* at = scores + (key * V + v) * kLanes;
-        Vec one = load(at);
-        EACH_PART {
-          const Register below = one.part[k] * base_two - most.part[k];
-          one.part[k] = power_of_two(below < -126.0f ? -126.0f - Register{} : below);
-        }
-        add(part, one);
-        store(at, one);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) EACH_PART most[v].part[k] *= base_two;
+  for (int v = 0; v < V; ++v) totals[v] = broadcast(0.0f);
+  for (int64_t block = 0; block < keys; block += kKeys) {
+    Vec part[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) part[v] = broadcast(0.0f);
+    for (int64_t key = block; key < std::min(keys, block + kKeys); ++key) {
+      float* at = scores + key * V * kLanes;
+      Register x[V * kRegisters];
+#pragma GCC unroll 8
+      for (int i = 0; i < V * kRegisters; ++i) {
+        std::memcpy(&x[i], at + i * WIDTH, sizeof x[i]);
+        x[i] = x[i] * base_two - most[i / kRegisters].part[i % kRegisters];
       }
-      add(total, part);
+      power_of_two<V * kRegisters>(x);
+#pragma GCC unroll 8
+      for (int i = 0; i < V * kRegisters; ++i) {
+        part[i / kRegisters].part[i % kRegisters] += x[i];
+        std::memcpy(at + i * WIDTH, &x[i], sizeof x[i]);
+      }
     }
-    totals[v] = total;
+    for (int v = 0; v < V; ++v) add(totals[v], part[v]);
   }
 }
 

@@ -17,13 +17,16 @@ struct Vec {
 
 #define EACH_PART for (int k = 0; k < kRegisters; ++k)
 
+// Register by register: all at once, gcc copies in halves and through memory.
 inline Vec load(const float* from) {
   Vec v;
-  std::memcpy(&v, __builtin_assume_aligned(from, 64), sizeof v);
+  EACH_PART std::memcpy(&v.part[k], __builtin_assume_aligned(from + k * WIDTH, 4 * WIDTH), sizeof v.part[k]);
   return v;
 }
 
-inline void store(float* to, const Vec& v) { std::memcpy(__builtin_assume_aligned(to, 64), &v, sizeof v); }
+inline void store(float* to, const Vec& v) {
+  EACH_PART std::memcpy(__builtin_assume_aligned(to + k * WIDTH, 4 * WIDTH), &v.part[k], sizeof v.part[k]);
+}
 
 inline Vec broadcast(float x) {
   Vec v;
@@ -101,9 +104,11 @@ __attribute__((noinline)) void gelu_all(float* values, int number) {
   int i = 0;
   for (; i + together * WIDTH <= number * kLanes; i += together * WIDTH) {
     Register x[together];
-    std::memcpy(x, values + i, sizeof x);
+#pragma GCC unroll 4
+    for (int n = 0; n < together; ++n) std::memcpy(&x[n], values + i + n * WIDTH, sizeof x[n]);
     gelu<together>(x);
-    std::memcpy(values + i, x, sizeof x);
+#pragma GCC unroll 4
+    for (int n = 0; n < together; ++n) std::memcpy(values + i + n * WIDTH, &x[n], sizeof x[n]);
   }
   for (; i < number * kLanes; i += WIDTH) {
     Register x;

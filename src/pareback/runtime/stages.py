@@ -165,7 +165,7 @@ class Rows(Stage):
     @property
     def dense(self) -> list[int]:
         """Numbers of rows for which PyTorch is faster."""
-        return [rows for rows, faster in self._densely.items() if faster]
+        return [rows for rows, dense in self._densely.items() if dense]
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         x = values[self.chain.inputs[0]]
@@ -203,7 +203,7 @@ class Tokens(Stage):
     @property
     def apart(self) -> list[int]:
         """Batch sizes at which layer by layer is faster."""
-        return [batch for batch, faster in self._apart.items() if faster]
+        return [batch for batch, apart in self._apart.items() if apart]
 
     def program(self, threads: int) -> EncoderProgram:
         """Return the blocks for one image, tuned for so many threads, made when it is first asked for."""
