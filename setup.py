@@ -33,7 +33,7 @@ setup(
         library(
             "runtime._engine",
             "src/pareback/runtime/engine.cpp",
-            ["src/pareback/runtime/lanes.h", "src/pareback/runtime/linear.h", *SHARED],
+            [f"src/pareback/runtime/{name}.h" for name in ("lanes", "linear", "attention")] + list(SHARED),
             FASTEST,
         ),
     ]

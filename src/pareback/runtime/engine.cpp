@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -28,7 +29,9 @@ namespace {
 constexpr int kLanes = 16;
 
 enum Activation : int32_t { kNone, kRelu, kGelu };
-enum Kind : int32_t { kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather, kTranspose, kListed, kLookup };
+enum Kind : int32_t {
+  kConv, kPointwise, kMaximum, kMean, kColumns, kHalo, kGather, kTranspose, kListed, kLookup, kAttention, kNormalization
+};
 
 // Where a run keeps its activations. Steps name them by offset, so that several runs can go on at once; −2 and below
 // are what the caller brought, its input and output.
@@ -146,6 +149,23 @@ struct Lookup {
   int32_t activation;
 };
 
+// softmax(scale·query·key)·value for every head, all in planes of `vectors` lane vectors. Heads of the result follow one
+// another; those of what is read are so many planes apart.
+struct Attention {
+  int64_t query, key, value, out;
+  int64_t query_head, key_head, value_head;
+  int64_t heads, depth, value_depth, tokens, vectors;
+  float scale;
+  int32_t causal;
+};
+
+// (in − mean)/√(variance + eps)·scale + shift over the channels of every token.
+struct Normalization {
+  const float *scale, *shift;
+  int64_t in, out, channels, vectors;
+  float eps;
+};
+
 struct Step {
   int32_t kind;
   const void* what;
@@ -167,7 +187,10 @@ struct Kernels {
   void (*transpose)(const Transpose&, const Arena&, int64_t);
   void (*listed)(const Listed&, const Arena&, int64_t);
   void (*lookup)(const Lookup&, const Arena&, int64_t);  // null where registers are too narrow
+  void (*attention)(const Attention&, const Arena&, int64_t, float* scores);
+  void (*normalization)(const Normalization&, const Arena&, int64_t);
   int32_t positions;  // how many sums fit the registers
+  int32_t strip;  // lane vectors of queries that attend together
 };
 
 }  // namespace
@@ -265,6 +288,13 @@ void over_channels(int threads, const Op& op, const Arena& arena, const Slice& r
   });
 }
 
+// Memory of the calling thread alone, at a multiple of 64 bytes.
+float* scratch(size_t floats) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < floats + kLanes) memory.resize(floats + kLanes);
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+}
+
 bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, const Slice& slice, int threads) {
   const ConvItem item = kernels.conv_of(conv);
   if (item == nullptr) return false;
@@ -274,12 +304,19 @@ bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, cons
                                                   : conv.rows[conv.blocks * (conv.channels + 1) - 1];
   const double nanoseconds = 0.5 * (slice.last - slice.first) * conv.width * (products + 2.0 * conv.channels);
   divided(useful(threads, nanoseconds), items_of(conv, slice), 1, [&](int64_t first, int64_t last) {
-    thread_local std::vector<float> memory;
-    if (memory.size() < waiting + kLanes) memory.resize(waiting + kLanes);
-    float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
-    for (int64_t i = first; i < last; ++i) item(conv, arena, slice, i, aligned);
+    float* sums = scratch(waiting);
+    for (int64_t i = first; i < last; ++i) item(conv, arena, slice, i, sums);
   });
   return true;
+}
+
+void run_attention(const Kernels& kernels, const Attention& op, const Arena& arena, int threads) {
+  const int64_t strips = (op.vectors + kernels.strip - 1) / kernels.strip, items = op.heads * strips;
+  const double products = 1.0 * op.heads * op.vectors * op.tokens * (op.depth + op.value_depth + 16);
+  divided(useful(threads, 0.25 * products), items, 1, [&](int64_t first, int64_t last) {
+    float* scores = scratch(op.vectors * kLanes * kernels.strip * kLanes);
+    for (int64_t item = first; item < last; ++item) kernels.attention(op, arena, item, scores);
+  });
 }
 
 template <typename Op>
@@ -355,6 +392,14 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
         const Lookup& op = as<Lookup>(step);
         if (kernels.lookup == nullptr) return i;
         over_channels(threads, op, arena, op.parts, 1.5 * op.starts[3 * op.parts + 1] / op.parts, kernels.lookup);
+        break;
+      }
+      case kAttention:
+        run_attention(kernels, as<Attention>(step), arena, threads);
+        break;
+      case kNormalization: {
+        const Normalization& op = as<Normalization>(step);
+        over_channels(threads, op, arena, (op.vectors + 1) / 2, 2.0 * op.channels, kernels.normalization);
         break;
       }
       default:

@@ -17,8 +17,9 @@ from . import library
 from .capture import Captured, capture
 from .images import Chain
 from .joining import joined
-from .operations import Convolution, Name, Other
-from .stages import Plain, divided, last_readers
+from .operations import Attention, Convolution, Name, Normalization, Other
+from .order import last_readers
+from .stages import Plain, Rows, Tokens, divided
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,20 @@ class EngineReport:
     dense_batches: tuple[int, ...]  #: batch sizes at which PyTorch's dense operators were faster for the whole model
     threads: int
     register_bits: int
+    attentions: int = 0  #: in the engine's own kernels
+    norms: int = 0  #: layer norms, likewise
+    apart_batches: tuple[int, ...] = ()  #: batch sizes at which PyTorch computes attention and layer norms after all
 
     def __str__(self) -> str:
-        lines = [f"{self.layers} layers in the engine, {self.threads} threads, {self.register_bits}-bit registers"]
+        counted = [f"{self.layers} layers"]
+        counted += [f"{self.attentions} attentions"] if self.attentions else []
+        counted += [f"{self.norms} layer norms"] if self.norms else []
+        lines = [f"{', '.join(counted)} in the engine, {self.threads} threads, {self.register_bits}-bit registers"]
         lines += [f"left to PyTorch: {operator} ({why})" for operator, why in self.left]
+        lines += [
+            f"at batch {batch} PyTorch's attention and layer norms between the engine's linear layers are faster"
+            for batch in self.apart_batches
+        ]
         lines += [
             f"at batch {batch} PyTorch's dense operators are faster and run the model" for batch in self.dense_batches
         ]
@@ -75,6 +86,12 @@ class Engine:
         named = {
             (str(o.target), o.why) if isinstance(o, Other) else (type(o).__name__, "tiles cannot agree") for o in left
         }
+        named |= {
+            ("linear layers", f"at {rows} rows its dense operators are faster for {_sizes(stage)}")
+            for stage in self._stages
+            if isinstance(stage, Rows)
+            for rows in stage.dense
+        }
         layers = [o for s in self._stages if not isinstance(s, Plain) for o in s.chain.operations]
         return EngineReport(
             sum(isinstance(o, Convolution) for o in layers),
@@ -82,6 +99,9 @@ class Engine:
             tuple(sorted(batch for batch, dense in self._dense.items() if dense)),
             self._threads,
             library.register_bits(),
+            sum(isinstance(o, Attention) for o in layers),
+            sum(isinstance(o, Normalization) for o in layers),
+            tuple(sorted({batch for s in self._stages if isinstance(s, Tokens) for batch in s.apart})),
         )
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
@@ -125,6 +145,11 @@ class Engine:
                 run(inputs)
                 times[dense].append(time.perf_counter() - began)
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+
+
+def _sizes(stage: Rows) -> str:
+    weights = [o.taps.weight for o in stage.chain.operations if isinstance(o, Convolution)]
+    return ", ".join(f"{weight.shape[0]}×{weight.shape[1]}" for weight in weights)
 
 
 def _each_name(outputs: Any, call: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -110,11 +110,25 @@ class Lookup(_Structure):
     )
 
 
-KINDS: dict[type, int] = {
-    kind: number
-    for number, kind in enumerate((Conv, Pointwise, Window, Mean, Columns, Halo, Gather, Transpose, Listed, Lookup))
-}
-Operation = Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose | Listed | Lookup
+class Attention(_Structure):
+    """Attention among the tokens of one image."""
+
+    _fields_ = _fields(
+        "int64: query key value out query_head key_head value_head heads depth value_depth tokens vectors;"
+        " float: scale; int32: causal"
+    )
+
+
+class Normalization(_Structure):
+    """A layer norm over the channels of tokens."""
+
+    _fields_ = _fields("pointers: scale shift; int64: in_ out channels vectors; float: eps")
+
+
+Operation = (
+    Conv | Pointwise | Window | Mean | Columns | Halo | Gather | Transpose | Listed | Lookup | Attention | Normalization
+)
+KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Operation))}
 
 
 class _Step(ctypes.Structure):

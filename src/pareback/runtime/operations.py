@@ -83,6 +83,50 @@ class Activation(Operation):
 
 
 @dataclass
+class Normalization(Operation):
+    """A layer norm over the channels of tokens."""
+
+    x: str
+    scale: Tensor
+    shift: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Where the heads of queries, keys or values lie among the channels of tokens."""
+
+    name: str
+    first: int  #: channel of the first head
+    step: int  #: channels from one head to the next
+    depth: int  #: channels of a head
+
+
+@dataclass
+class Attention(Operation):
+    """softmax(scale · query · key) · value for each head, among the tokens of one image."""
+
+    query: Heads
+    key: Heads
+    value: Heads
+    heads: int
+    scale: float
+    causal: bool = False
+
+
+@dataclass
+class Encoder(Operation):
+    """Operations on the tokens of images that can stay in lanes from beginning to end."""
+
+    members: list[Operation]
+    inputs: list[str]  #: tokens that come from elsewhere, [batch, tokens, channels]
+    outputs: list[str]
+    tokens: int
+    channels: dict[str, int]
+    apart: list[Operation]  #: the same in operators that are not tied together
+
+
+@dataclass
 class Other(Operation):
     """Anything else: PyTorch's own operator."""
 
@@ -107,5 +151,11 @@ def reads(operation: Operation) -> list[str]:
             lambda leaf: found.append(leaf.text) if isinstance(leaf, Name) else None, (operation.args, operation.kwargs)
         )
         return found
+    if isinstance(operation, Attention):
+        return [operation.query.name, operation.key.name, operation.value.name]
+    if isinstance(operation, Encoder):
+        made = {one.out for one in operation.apart}
+        elsewhere = (name for one in operation.apart for name in reads(one) if name not in made)
+        return list(dict.fromkeys([*operation.inputs, *elsewhere]))
     names = [getattr(operation, field, None) for field in ("x", "other", "residual")]
     return [name for name in names if name is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +14,15 @@ from torch import Tensor
 
 from . import plain
 from .capture import Captured
+from .encoder import EncoderProgram
 from .images import KINDS, Chain, ImageProgram
 from .layout import LANES
-from .operations import Convolution, Largest, Operation, reads
+from .operations import Convolution, Encoder, Largest, Operation, reads
+from .order import last_readers
+from .patches import over_patches
 from .rows import RowProgram
 from .tiling import NoTilingError, tiled
+from .tokens import with_encoders
 from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.
@@ -34,6 +38,17 @@ class Stage(ABC):
     @abstractmethod
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         """Add the stage's results to ``values``."""
+
+
+def faster(ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int) -> int:
+    """Return the number of the fastest of several ways to run a stage."""
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(4):
+        for run, seconds in zip(ways, times, strict=True):
+            began = time.perf_counter()
+            run(dict(values), batch, threads)
+            seconds.append(time.perf_counter() - began)
+    return min(range(len(ways)), key=lambda way: min(times[way][1:]))
 
 
 class Plain(Stage):
@@ -129,11 +144,13 @@ def _portion(rows: int) -> int:
 
 
 class Rows(Stage):
-    """Linear layers one after another, for any number of rows."""
+    """Linear layers one after another, for any number of rows; by PyTorch where that is faster, as for dense ones."""
 
     def __init__(self, chain: Chain, tuner: Tuner) -> None:
         super().__init__(chain)
         self._tuner = tuner
+        self._plain = Plain(chain)
+        self._densely: dict[int, bool] = {}  # by rows
         self._programs: dict[tuple[int, int], RowProgram] = {}
         self._lock = threading.Lock()
 
@@ -145,7 +162,19 @@ class Rows(Stage):
                 self._tuner.save()
             return self._programs[rows, threads]
 
+    @property
+    def dense(self) -> list[int]:
+        """Numbers of rows for which PyTorch is faster."""
+        return [rows for rows, dense in self._densely.items() if dense]
+
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        x = values[self.chain.inputs[0]]
+        rows = x.numel() // x.shape[-1]
+        if rows not in self._densely:
+            self._densely[rows] = faster([self._run_sparsely, self._plain.run], values, batch, threads) == 1
+        (self._plain.run if self._densely[rows] else self._run_sparsely)(values, batch, threads)
+
+    def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
         x = values[self.chain.inputs[0]]
         matrix = x.reshape(-1, x.shape[-1]).contiguous()
         last = self.chain.operations[-1]
@@ -162,34 +191,81 @@ class Rows(Stage):
         values[self.chain.outputs[0]] = y.view(*x.shape[:-1], y.shape[1])
 
 
-def last_readers(names: Sequence[Sequence[str]], which: Collection[str]) -> list[list[str]]:
-    """Return for every step what of ``which`` no later one reads: its memory can be used again.
+class Tokens(Stage):
+    """Transformer blocks: an image at a time in lanes, or layer by layer as other stages do it; whichever is faster."""
 
-    >>> last_readers([["x"], ["a", "x"], ["b"]], {"a", "b"})
-    [[], ['a'], ['b']]
-    """
-    last = {name: number for number, read in enumerate(names) for name in read}
-    return [[name for name in dict.fromkeys(read) if name in which and last[name] == i] for i, read in enumerate(names)]
+    def __init__(self, encoder: Encoder, apart: list[Stage], captured: Captured, tuner: Tuner) -> None:
+        super().__init__(Chain(encoder.members, reads(encoder), encoder.outputs))
+        self.stages_apart = apart
+        self._apart: dict[int, bool] = {}  # by batch
+        self._encoder, self._captured, self._tuner = encoder, captured, tuner
+        self._programs: dict[int, EncoderProgram] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def apart(self) -> list[int]:
+        """Batch sizes at which layer by layer is faster."""
+        return [batch for batch, apart in self._apart.items() if apart]
+
+    def program(self, threads: int) -> EncoderProgram:
+        """Return the blocks for one image, tuned for so many threads, made when it is first asked for."""
+        with self._lock:
+            if threads not in self._programs:
+                self._programs[threads] = EncoderProgram(self._encoder, self._tuner, threads)
+                self._tuner.save()
+            return self._programs[threads]
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        if batch not in self._apart:
+            with self._lock:
+                if batch not in self._apart:
+                    self._apart[batch] = faster([self._run_together, self._run_apart], values, batch, threads) == 1
+        (self._run_apart if self._apart[batch] else self._run_together)(values, batch, threads)
+
+    def _run_together(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inputs = [values[name].contiguous() for name in self._encoder.inputs]
+        outputs = [torch.empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        tensors = [one.view(batch, self._encoder.tokens, -1) for one in (*inputs, *outputs)]
+        alone = batch - batch % threads  # so many images keep every thread busy with its own
+        if alone:
+            self.program(1).run_each([one[:alone] for one in tensors], threads)
+        for image in range(alone, batch):
+            self.program(threads).run([one[image] for one in tensors], threads)
+        values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    def _run_apart(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inside = dict(values)
+        for stage in self.stages_apart:
+            stage.run(inside, batch, threads)
+        values.update((name, inside[name]) for name in self.chain.outputs)
 
 
 def divided(operations: list[Operation], captured: Captured, outputs: Iterable[str], threads: int) -> list[Stage]:
     """Return the stages of a model."""
-    kept, tuner = set(outputs), Tuner()
+    kept = set(outputs)
+    operations = with_encoders(over_patches(operations, captured), captured, kept)
+    return _stages(operations, captured, kept, Tuner(), threads)
+
+
+def _stages(operations: list[Operation], captured: Captured, kept: set[str], tuner: Tuner, threads: int) -> list[Stage]:
     groups: list[tuple[str, list[Operation]]] = []
     for operation in operations:
         kind = _kind(operation, operations)
         if (
             groups
             and groups[-1][0] == kind
+            and kind != "tokens"
             and (kind != "rows" or _follows(groups[-1][1], operation, operations, kept))
         ):
             groups[-1][1].append(operation)
         else:
             groups.append((kind, [operation]))
-    return [_stage(kind, _chain(members, operations, kept), captured, tuner, threads) for kind, members in groups]
+    return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
 
 
 def _kind(operation: Operation, operations: list[Operation]) -> str:
+    if isinstance(operation, Encoder):
+        return "tokens"
     if isinstance(operation, Convolution) and operation.over_rows:
         return "rows"
     if isinstance(operation, Largest) and not _is_positive(operation.x, operations):
@@ -215,7 +291,20 @@ def _chain(members: list[Operation], operations: list[Operation], outputs: set[s
     return Chain(members, list(inputs), [name for name in made if name in elsewhere])
 
 
-def _stage(kind: str, chain: Chain, captured: Captured, tuner: Tuner, threads: int) -> Stage:
+def _stage(
+    kind: str,
+    members: list[Operation],
+    operations: list[Operation],
+    kept: set[str],
+    captured: Captured,
+    tuner: Tuner,
+    threads: int,
+) -> Stage:
+    if isinstance(members[0], Encoder):
+        encoder = members[0]
+        apart = _stages(encoder.apart, captured, set(encoder.outputs), tuner, threads)
+        return Tokens(encoder, apart, captured, tuner)
+    chain = _chain(members, operations, kept)
     if kind == "rows":
         return Rows(chain, tuner)
     if kind == "images":
