@@ -54,7 +54,7 @@ def strips(rows: int, heights: Sequence[int], row_bytes: int, threads: int) -> S
     """Return where strips begin and end, in whole tiles of the given heights, and enough of them for all threads.
 
     >>> strips(14, [2, 1], 2**16, 1)
-    [(0, 4), (4, 8), (8, 14)]
+    [(0, 4), (4, 8), (8, 12), (12, 14)]
     >>> strips(7, [7], 2**20, 1)
     [(0, 7)]
     """
