@@ -9,9 +9,10 @@ from torch import Tensor
 from . import library
 from .images import ACTIVATIONS
 from .layout import LANES, Grid, Layout
+from .listing import RowLayer
 from .memory import Memory, Places
 from .operations import Attention, Convolution, Encoder, Heads, Normalization, Operation, Sum, reads
-from .tuning import Layer, Tuner
+from .tuning import Tuner
 
 
 class EncoderProgram:
@@ -107,7 +108,8 @@ class EncoderProgram:
 
     def _linear(self, operation: Convolution) -> library.Operation:
         source, target = self._layout(operation.x), self._layout(operation.out)
-        layer = Layer(operation.taps, operation.bias, source, target, ACTIVATIONS[operation.activation])
+        activation = ACTIVATIONS[operation.activation]
+        layer = RowLayer(operation.taps, operation.bias, source, target, activation, threads=self._threads)
         residual = None if operation.residual is None else (self._places.of(operation.residual), target)
         return layer.operation(
             self._tuner.choose(layer, self._threads),

@@ -127,7 +127,7 @@ struct Listed {
   const uint16_t* entries;  // [entries + 2][2]
   const int64_t* bounds;    // [parts × blocks + 1]: entries of each block of each part
   const float* bias;
-  int64_t in, out;
+  int64_t in, out, residual;
   int64_t vectors, tile, parts, part, blocks, block_bytes;
   int32_t activation;
 };

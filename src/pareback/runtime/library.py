@@ -96,7 +96,7 @@ class Listed(_Structure):
     """A sparse matrix times rows in lanes."""
 
     _fields_ = _fields(
-        "pointers: list lists entries bounds bias; int64: in_ out vectors tile parts part blocks block_bytes;"
+        "pointers: list lists entries bounds bias; int64: in_ out residual vectors tile parts part blocks block_bytes;"
         " int32: activation"
     )
 

@@ -88,6 +88,7 @@ void listed_tile(const Listed& op, const Arena& arena, int64_t part, int64_t col
   const char* input = reinterpret_cast<const char*>(arena.at(op.in) + column * kLanes);
   const int64_t first = part * op.part, row = op.vectors * kLanes;
   float* out = arena.at(op.out) + first * row + column * kLanes;
+  const float* residual = op.residual == -1 ? nullptr : arena.at(op.residual) + first * row + column * kLanes;
   const char* list = op.list + op.lists[part];
   for (int64_t block = 0; block < op.blocks; ++block, input += op.block_bytes) {
     const int64_t* bounds = op.bounds + part * op.blocks + block;
@@ -101,6 +102,10 @@ void listed_tile(const Listed& op, const Arena& arena, int64_t part, int64_t col
       const Vec bias = broadcast(block == 0 ? op.bias[first + entry[0]] : 0.0f);
 #pragma GCC unroll 16
       for (int w = 0; w < W; ++w) add(sums[w], block == 0 ? bias : load(waiting + w * kLanes));
+      if (block == 0 && residual != nullptr) {
+#pragma GCC unroll 16
+        for (int w = 0; w < W; ++w) add(sums[w], load(residual + entry[0] * row + w * kLanes));
+      }
       if (block + 1 == op.blocks && op.activation == kRelu) {
 #pragma GCC unroll 16
         for (int w = 0; w < W; ++w) activate(sums[w], kRelu);

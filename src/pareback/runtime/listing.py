@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import library
-from .layout import LANES
+from .layout import LANES, Layout
 from .tuning import Choice, Layer
 
 _UNIT = 8  #: places of inputs are in units of so many bytes, in sixteen bits
@@ -92,10 +92,12 @@ class RowLayer(Layer):
     threads: int = 1
     _listings: dict[tuple[int, int], Listing] = field(default_factory=dict, compare=False)
 
-    def operation(self, choice: Choice, source: int, target: int, residual: None = None) -> library.Operation:  # type: ignore[override]
+    def operation(
+        self, choice: Choice, source: int, target: int, residual: tuple[int, Layout] | None
+    ) -> library.Operation:
         """Return the engine's operation, with activations at these places in the arena."""
         if choice.dense:
-            return super().operation(choice, source, target, None)
+            return super().operation(choice, source, target, residual)
         vectors = self.source.tile_width
         lists = self._listing(choice.chunk, choice.block)
         return library.Listed(
@@ -106,6 +108,7 @@ class RowLayer(Layer):
             bias=self.bias,
             in_=source,
             out=target,
+            residual=-1 if residual is None else residual[0],
             vectors=vectors,
             tile=choice.tile[1],
             parts=len(lists.lists) - 1,
@@ -131,6 +134,10 @@ class RowLayer(Layer):
                 for part in sorted({min(_MOST_OUTPUTS, -(-outputs // number)) for number in parts}):
                     yield Choice(False, (1, tile), block, part)
         yield from (choice for choice in super().choices() if choice.dense)
+
+    def variations(self, choice: Choice) -> Iterator[Choice]:
+        """Yield nothing: the choices have all blocks and parts already."""
+        yield from ()
 
     def _tiles(self) -> list[int]:
         """Return into how many lane vectors at a time the rows may be divided; about four have proved best."""

@@ -66,7 +66,9 @@ class Layer:
     activation: int
     _tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, compare=False)
 
-    def operation(self, choice: Choice, source: int, target: int, residual: tuple[int, Layout] | None) -> library.Conv:
+    def operation(
+        self, choice: Choice, source: int, target: int, residual: tuple[int, Layout] | None
+    ) -> library.Operation:
         """Return the engine's operation, with activations at these places in the arena."""
         common = {
             "bias": self.bias,
