@@ -117,7 +117,7 @@ def test_all_choices_agree(vectors: int, activation: int) -> None:
         assert len({(choice.block, choice.chunk) for choice in choices}) > 2
         for choice in choices:
             arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))
-            library.Program([layer.operation(choice, 0, source.floats)]).run(arena.data_ptr(), [], threads)
+            library.Program([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], threads)
             found = arena[source.floats :].view(83, -1)
             torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5, msg=str(choice))
 

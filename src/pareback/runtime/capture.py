@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from .operations import Activation, Affine, Average, Convolution, Largest, Name, Operation, Other, Sum
+from .operations import (
+    Activation,
+    Affine,
+    Average,
+    Convolution,
+    Largest,
+    Name,
+    Operation,
+    Other,
+    Sum,
+    changes_its_argument,
+)
 from .weights import Taps
 
 aten = torch.ops.aten
@@ -29,6 +41,7 @@ class Captured:
     dtypes: dict[str, torch.dtype]
     graph: fx.GraphModule
     spec: Any  #: the structure the model returns its results in
+    unforeseen: set[str] = field(default_factory=set)  #: values whose sizes follow from the data, not from the batch
 
     def shape(self, name: str, batch: int) -> tuple[int, ...]:
         """Return a value's shape for a batch of this size."""
@@ -40,27 +53,41 @@ def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:
     # A batch of one would be taken for a constant.
     inputs = tuple(torch.cat([x, x]) if x.shape[0] == 1 else x for x in example_inputs)
     batch = torch.export.Dim("batch", min=1)
-    shapes = tuple({0: batch} for _ in inputs)
+    shapes = _shapes(model, [{0: batch} for _ in inputs])
     program = torch.export.export(model, inputs, dynamic_shapes=shapes)
     graph = program.module()
     assert isinstance(graph, fx.GraphModule)
     _let_later_readers_see_changes(graph.graph)
     _remove_dropout(graph.graph)
     found = Captured([], [], {}, None, {}, {}, graph, program.call_spec.out_spec)
+    symbols = {s for node in graph.graph.nodes if node.op == "placeholder" for s in _symbols(node)}
     for node in graph.graph.nodes:
+        if not _symbols(node) <= symbols:
+            found.unforeseen.add(node.name)
         _read(node, found)
     return found
+
+
+def _shapes(model: nn.Module, each: list[Any]) -> tuple[Any, ...]:
+    """Return the inputs' shapes as ``torch.export`` wants them: those of ``*args`` in a tuple of their own."""
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    variable = inspect.Parameter.VAR_POSITIONAL
+    own = kinds.index(variable) if variable in kinds else len(each)
+    return (*each[:own], tuple(each[own:])) if own < len(each) else tuple(each)
+
+
+def _symbols(node: fx.Node) -> set[Any]:
+    """Return what a value's shape depends on."""
+    value = node.meta.get("val")
+    sizes: list[Any] = list(value.shape) if isinstance(value, Tensor) else []
+    return {symbol for size in sizes if not isinstance(size, int) for symbol in size.node.expr.free_symbols}
 
 
 def _let_later_readers_see_changes(graph: fx.Graph) -> None:
     """Where an operator changes its argument in place, let what comes after it read the operator's result instead."""
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if (
-            node.op == "call_function"
-            and str(node.target).split(".")[-2:-1]
-            and str(node.target).split(".")[1].endswith("_")
-        ):
+        if node.op == "call_function" and changes_its_argument(node.target):
             changed = node.args[0]
             if isinstance(changed, fx.Node):
                 changed.replace_all_uses_with(node, delete_user_cb=functools.partial(_comes_after, order, node))
@@ -99,12 +126,41 @@ def _read(node: fx.Node, found: Captured) -> None:
     elif node.op == "call_module" and "_guards_fn" in str(node.target):
         return  # checks that the input is like the example, which the engine does itself
     else:
-        read = _READERS.get(node.target)
-        operation = read(node, found.constants) if read is not None else "an operator the engine does not have"
+        operation = _operation(node, found)
         if isinstance(operation, str):
             args, kwargs = _named((node.args, node.kwargs))
             operation = Other(node.name, node.target, args, kwargs, operation)
         found.operations.append(operation)
+
+
+def _operation(node: fx.Node, found: Captured) -> Operation | str:
+    """Return the engine's operation, or why there is none."""
+    read = _READERS.get(node.target)
+    if read is None:
+        return "an operator the engine does not have"
+    if not found.unforeseen.isdisjoint([node.name, *(one.name for one in node.all_input_nodes)]):
+        return "its size depends on the data"
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    if any(isinstance(value, Tensor) and value.dtype != torch.float32 for value in values):
+        return "it is not in float32"
+    if changes_its_argument(node.target) and _has_views(node.args[0], node):
+        return "it changes what is seen under two names"
+    return read(node, found.constants)
+
+
+def _has_views(changed: Any, by: fx.Node) -> bool:
+    """Whether a value that is changed in place is seen elsewhere: it is a view, or there are views of it."""
+    if _is_view(changed):
+        return True
+    return any(user is not by and _is_view(user) for user in changed.users)
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    aliases = [one.alias_info for one in schema.returns if one.alias_info is not None] if schema is not None else []
+    if any(alias.is_write for alias in aliases):
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return bool(aliases)
 
 
 def _named(arguments: Any) -> Any:
@@ -149,10 +205,8 @@ def _convolution(node: Any, constants: dict[str, Any]) -> Operation | str:
     step, edge, spread = _alike(stride), _alike(padding), _alike(dilation)
     if step is None or edge is None or spread is None:
         return "its stride, padding or dilation differs between directions"
-    kernel = _value(weight, constants).detach().float()
-    if kernel.dtype != torch.float32 or _value(weight, constants).dtype != torch.float32:
-        return "its weight is not float32"
-    offset = torch.zeros(kernel.shape[0]) if bias is None else _value(bias, constants).detach().float()
+    kernel = _value(weight, constants).detach().clone(memory_format=torch.contiguous_format)
+    offset = _offset(bias, kernel.shape[0], constants)
     return Convolution(node.name, x.name, Taps(kernel, step, edge, spread, int(groups)), offset)
 
 
@@ -160,11 +214,19 @@ def _linear(node: Any, constants: dict[str, Any]) -> Operation | str:
     x, weight, bias = (*node.args, None)[:3]
     if not _is_constant(weight, constants) or not _is_constant(bias, constants):
         return "its weight is computed"
-    matrix = _value(weight, constants).detach()
-    if matrix.dtype != torch.float32:
-        return "its weight is not float32"
-    offset = torch.zeros(matrix.shape[0]) if bias is None else _value(bias, constants).detach()
+    matrix = _value(weight, constants).detach().clone(memory_format=torch.contiguous_format)
+    if matrix.ndim != 2:
+        return "its weight is not a matrix"
+    offset = _offset(bias, matrix.shape[0], constants)
     return Convolution(node.name, x.name, Taps(matrix[:, :, None, None]), offset, over_rows=True)
+
+
+def _offset(bias: Any, outputs: int, constants: dict[str, Any]) -> Tensor:
+    """Return a copy of the bias, a number for each output."""
+    if bias is None:
+        return torch.zeros(outputs, dtype=torch.float32, device="cpu")
+    given: Tensor = _value(bias, constants).detach()
+    return given.expand(outputs).clone(memory_format=torch.contiguous_format)
 
 
 def _batch_norm(node: Any, constants: dict[str, Any]) -> Operation | str:

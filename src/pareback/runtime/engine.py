@@ -74,6 +74,8 @@ class Engine:
         """Return what the model returns, for a batch of any size."""
         self._check(inputs)
         batch = inputs[0].shape[0]
+        if batch == 0:
+            return self._densely(inputs)
         if batch not in self._dense:
             with self._deciding:
                 if batch not in self._dense:
@@ -111,9 +113,12 @@ class Engine:
         for name, x in zip(names, inputs, strict=True):
             if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dtype != self._captured.dtypes[name]:
                 raise TypeError(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
-            wanted = self._captured.shape(name, x.shape[0] if x.ndim else 0)
+            wanted = self._captured.shape(name, inputs[0].shape[0] if inputs[0].ndim else 0)
             if tuple(x.shape) != wanted:
-                raise ValueError(f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch.")
+                same = ", the same for all inputs" if len(names) > 1 else ""
+                raise ValueError(
+                    f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch{same}."
+                )
 
     def _values(self, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
         return {**self._captured.constants, **dict(zip(self._captured.inputs, inputs, strict=True))}
@@ -141,8 +146,9 @@ class Engine:
         times: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(4):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
+                mine = tuple(x.clone() for x in inputs)  # a model may change its input
                 began = time.perf_counter()
-                run(inputs)
+                run(mine)
                 times[dense].append(time.perf_counter() - began)
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
 

@@ -6,29 +6,29 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .operations import Activation, Affine, Convolution, Operation, Sum, reads
+from .operations import Activation, Affine, Convolution, Operation, Other, Sum, reads
 
 _CAN_ACTIVATE = (Convolution, Affine, Sum)
 
 
-def joined(operations: list[Operation], outputs: Iterable[str]) -> list[Operation]:
-    """Return fewer operations with the same results."""
+def joined(operations: list[Operation], outputs: Iterable[str], over_tokens: bool = False) -> list[Operation]:
+    """Return fewer operations with the same results. Linear layers add residuals ``over_tokens`` alone."""
     outputs = set(outputs)
     done: dict[str, Operation] = {}
     for operation in operations:
         uses = _uses(operations, outputs)
         before = done.get(getattr(operation, "x", ""))
-        if before is not None and uses[before.out] > 1:
+        if before is not None and (uses[before.out] > 1 or _something_changes_after(before, done)):
             before = None
         result: Operation = operation
-        if isinstance(operation, Affine) and isinstance(before, Convolution) and _is_plain(before):
+        if isinstance(operation, Affine) and isinstance(before, Convolution) and _can_fold(before):
             result = _folded(before, operation)
             del done[before.out]
         elif isinstance(operation, Activation) and isinstance(before, _CAN_ACTIVATE) and before.activation == "none":
             result = replace(before, out=operation.out, activation=operation.activation)
             del done[before.out]
         elif isinstance(operation, Sum):
-            result = _onto_a_convolution(operation, done, uses)
+            result = _onto_a_convolution(operation, done, uses, over_tokens)
         done[result.out] = result
     return list(done.values())
 
@@ -43,19 +43,32 @@ def _is_plain(operation: Convolution) -> bool:
     return operation.activation == "none" and operation.residual is None
 
 
+def _can_fold(operation: Convolution) -> bool:
+    return _is_plain(operation) and not operation.over_rows  # whose channels are the last dimension, not the second
+
+
+def _something_changes_after(operation: Operation, done: dict[str, Operation]) -> bool:
+    """Whether a value is changed in place after an operation, which then cannot be computed later than it was."""
+    order = list(done)
+    later = (done[name] for name in order[order.index(operation.out) + 1 :])
+    return any(isinstance(other, Other) and other.changes_its_argument for other in later)
+
+
 def _folded(before: Convolution, norm: Affine) -> Convolution:
     weight = (before.taps.weight.double() * norm.scale.view(-1, 1, 1, 1)).float()
     bias = (before.bias.double() * norm.scale + norm.shift).float()
     return replace(before, out=norm.out, taps=replace(before.taps, weight=weight), bias=bias)
 
 
-def _onto_a_convolution(operation: Sum, done: dict[str, Operation], uses: Counter[str]) -> Operation:
+def _onto_a_convolution(operation: Sum, done: dict[str, Operation], uses: Counter[str], over_tokens: bool) -> Operation:
     """Let the later of two convolutions, or the only one, add the other operand as it finishes."""
     order = list(done)
     operands = sorted((operation.x, operation.other), key=lambda name: -order.index(name) if name in done else 1)
     for mine, other in (operands, operands[::-1]):
         before = done.get(mine)
-        if isinstance(before, Convolution) and _is_plain(before) and uses[mine] == 1 and mine != other:
+        if not isinstance(before, Convolution) or (before.over_rows and not over_tokens):
+            continue
+        if _is_plain(before) and uses[mine] == 1 and mine != other and not _something_changes_after(before, done):
             del done[mine]
             return replace(before, out=operation.out, residual=other)
     return operation

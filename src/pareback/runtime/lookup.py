@@ -71,7 +71,8 @@ def steps(weight: Tensor, part: int) -> Steps:
     picks = torch.zeros(total, LANES, dtype=torch.uint8)
     picks[step, out % LANES] = (column % _PICKED).to(torch.uint8)
     masks = torch.zeros(total, dtype=torch.int64).index_add_(0, step, 1 << (out % LANES))
-    values = torch.cat([weight[out, column].float()[in_order], torch.zeros(LANES)])  # read beyond the last
+    beyond = torch.zeros(LANES, dtype=torch.float32)  # read after the last
+    values = torch.cat([weight[out, column].float()[in_order], beyond])
     counts = torch.bincount(group.flatten(), minlength=parts * blocks * (_PICKED + 1))
     of_slice = order // blocks // part
     by_part = [
@@ -110,7 +111,7 @@ def operation(
     """Return the engine's operation; ``sums`` is a place for as many numbers as :func:`sums_of` says."""
     outputs, inputs = layer.taps.weight.shape[:2]
     found = _steps_of(layer.taps.weight, threads)
-    bias = torch.zeros(-(-outputs // LANES) * LANES)
+    bias = torch.zeros(-(-outputs // LANES) * LANES, dtype=torch.float32)
     bias[:outputs] = layer.bias
     return library.Lookup(
         values=found.values,

@@ -75,7 +75,7 @@ class Memory:
         with self._lock:
             arena = self._idle.pop() if self._idle else None
         if arena is None:
-            arena = aligned(torch.zeros(self._floats))
+            arena = aligned(torch.zeros(self._floats, dtype=torch.float32, device="cpu"))
         try:
             yield arena.data_ptr()
         finally:

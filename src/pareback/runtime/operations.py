@@ -135,12 +135,26 @@ class Other(Operation):
     kwargs: dict[str, Any]
     why: str
 
+    @property
+    def changes_its_argument(self) -> bool:
+        """Whether the operator works in place: by PyTorch's custom its name then ends with an underscore."""
+        return changes_its_argument(self.target)
+
 
 @dataclass(frozen=True)
 class Name:
     """A value's name among the arguments of :class:`Other`."""
 
     text: str
+
+
+def changes_its_argument(target: Any) -> bool:
+    """Whether an operator works in place.
+
+    >>> changes_its_argument(torch.ops.aten.relu_.default), changes_its_argument(torch.ops.aten.relu.default)
+    (True, False)
+    """
+    return str(target).split(".")[1:2] != [] and str(target).split(".")[1].endswith("_")
 
 
 def reads(operation: Operation) -> list[str]:

@@ -58,7 +58,7 @@ def _one_row(layers: Sequence[Convolution], places: Places) -> list[library.Oper
         matrix = layer.taps.weight[:, :, 0, 0]
         cut = slices(matrix)
         order = cut.order.long()
-        bias = torch.zeros(len(order))
+        bias = torch.zeros(len(order), dtype=torch.float32)
         bias[order >= 0] = layer.bias[order[order >= 0]]
         last = number + 1 == len(layers)
         target = -3 if last else places.take(str(number), matrix.shape[0])

@@ -95,7 +95,7 @@ class Images(Stage):
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         inputs = [values[name].contiguous() for name in self.chain.inputs]
-        outputs = [torch.empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        outputs = [_made(self._captured.shape(name, batch)) for name in self.chain.outputs]
         if batch not in self._singly:
             self._singly[batch] = batch > 1 and (self._fits_lanes or self._is_faster_singly(inputs, outputs, threads))
         (self._run_singly if self._singly[batch] else self._run_together)(inputs, outputs, threads)
@@ -131,6 +131,11 @@ class Images(Stage):
                     run(inputs, outputs, threads)
                     seconds.append(time.perf_counter() - began)
             return min(times[self._run_singly][1:]) < min(times[self._run_together][1:])
+
+
+def _made(shape: tuple[int, ...]) -> Tensor:
+    """Return room for a result, whatever type and device are torch's defaults."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def _portion(rows: int) -> int:
@@ -179,7 +184,7 @@ class Rows(Stage):
         matrix = x.reshape(-1, x.shape[-1]).contiguous()
         last = self.chain.operations[-1]
         assert isinstance(last, Convolution)
-        y = torch.empty(len(matrix), last.taps.weight.shape[0])
+        y = _made((len(matrix), last.taps.weight.shape[0]))
         portion = _portion(len(matrix))
         together = portion * threads
         whole = len(matrix) // together * together if len(matrix) > portion else 0
@@ -224,7 +229,7 @@ class Tokens(Stage):
 
     def _run_together(self, values: dict[str, Any], batch: int, threads: int) -> None:
         inputs = [values[name].contiguous() for name in self._encoder.inputs]
-        outputs = [torch.empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        outputs = [_made(self._captured.shape(name, batch)) for name in self.chain.outputs]
         tensors = [one.view(batch, self._encoder.tokens, -1) for one in (*inputs, *outputs)]
         alone = batch - batch % threads  # so many images keep every thread busy with its own
         if alone:

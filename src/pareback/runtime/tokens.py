@@ -75,10 +75,13 @@ class _Walk:
                 self.free.add(operation.out)
             elif operation.out not in self.banned and (found := self._converted(operation)) is not None:
                 self.converted[operation.out] = found
-            elif isinstance(operation, Other) and _changes_its_argument(operation):
-                changed = operation.args[0]
-                if isinstance(changed, Name) and changed.text in self._views[_TRIED[0]]:
-                    return False
+            else:
+                for name in reads(operation):  # scores that anything else reads have to exist, and may be changed
+                    self._scores.pop(name, None)
+                if isinstance(operation, Other) and operation.changes_its_argument:
+                    changed = operation.args[0]
+                    if isinstance(changed, Name) and changed.text in self._views[_TRIED[0]]:
+                        return False
             for name, batch in itertools.product(done, _TRIED):  # they may be large
                 self._views[batch].pop(name, None)
         return bool(self.converted)
@@ -96,7 +99,9 @@ class _Walk:
         return value if isinstance(value, View) else None
 
     def _enter(self, name: str) -> None:
-        if name in self.captured.constants or self.captured.dtypes.get(name) != torch.float32:
+        if name in self.captured.constants or name in self.captured.unforeseen:
+            return
+        if self.captured.dtypes.get(name) != torch.float32:
             return
         shapes = {batch: self.captured.shape(name, batch) for batch in (*_TRIED, *_SHAPED)}
         sizes = shapes[1][1:]
@@ -275,7 +280,8 @@ class _Walk:
             return None
         base, orders = found
         tokens, channels = self.sizes[base]
-        scale, shift = self._constant(weight, torch.ones(channels)), self._constant(bias, torch.zeros(channels))
+        scale = self._constant(weight, torch.ones(channels, dtype=torch.float32))
+        shift = self._constant(bias, torch.zeros(channels, dtype=torch.float32))
         if list(shape) != [channels] or scale is None or shift is None:
             return None
         if not self._make_rows(operation.out, tokens, channels, orders):
@@ -338,6 +344,8 @@ class _Walk:
     ) -> Operation | None:
         if value is None or value[0] != scores.heads or value[2] != 1.0:
             return None
+        if not scores.scale > 0.0:  # the engine looks for the largest score before it scales
+            return None
         parts = (scores.query, scores.key, value[1])
         tokens = self.sizes[value[1].name][0]
         if any(self.sizes[part.name][0] != tokens for part in parts):
@@ -354,10 +362,6 @@ class _Walk:
 
 def _fit(query: Heads, key: Heads, query_heads: int, key_heads: int) -> bool:
     return query.depth == key.depth and query_heads == key_heads
-
-
-def _changes_its_argument(operation: Other) -> bool:
-    return str(operation.target).split(".")[1:2] != [] and str(operation.target).split(".")[1].endswith("_")
 
 
 class _Plan:
@@ -426,9 +430,8 @@ class _Plan:
         outputs = [o.out for o in members if o.out in needed]
         channels = {name: self._walk.sizes[name][1] for name in (*inputs, *made)}
         later = [o for o in group.all if o.out in self._walk.free and o.out in needed]
-        run = Encoder(
-            members[-1].out, joined(members, outputs), list(inputs), outputs, group.tokens, channels, group.all
-        )
+        steps = joined(members, outputs, over_tokens=True)
+        run = Encoder(members[-1].out, steps, list(inputs), outputs, group.tokens, channels, group.all)
         return [run, *later]
 
 

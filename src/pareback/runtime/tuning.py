@@ -178,7 +178,7 @@ class Tuner:
 
     def _fastest(self, layer: Layer, threads: int) -> Choice:
         """Try all shapes of tiles, then all numbers of channels with the shapes that did best."""
-        arena = aligned(torch.rand(layer.source.floats + layer.target.floats))
+        arena = aligned(torch.rand(layer.source.floats + layer.target.floats, dtype=torch.float32, device="cpu"))
         shapes = _ranking(layer, layer.choices(), arena, threads)[:_SHAPES_TO_VARY]
         varied = [shapes[0], *(variation for shape in shapes for variation in layer.variations(shape))]
         return _ranking(layer, varied, arena, threads)[0]

@@ -84,7 +84,7 @@ def slices(weight: Tensor) -> Slices:
     lengths = torch.cat([counts[order], counts.new_zeros(number * LANES - rows)]).view(number, LANES)
     longest = lengths.amax(1)
     starts = torch.cat([longest.new_zeros(1), longest.cumsum(0)])
-    values = torch.zeros(int(starts[-1]), LANES)
+    values = torch.zeros(int(starts[-1]), LANES, dtype=torch.float32)
     columns = torch.zeros(int(starts[-1]), LANES, dtype=torch.int32)
     row, column = weight[order].nonzero(as_tuple=True)
     first = torch.cat([counts.new_zeros(1), counts[order].cumsum(0)[:-1]])
