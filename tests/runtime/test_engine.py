@@ -17,16 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pareback.runtime import compile as compiled
-from pareback.runtime import library, stages
+from pareback.runtime import library
 from pareback.runtime.stages import Images, Plain, Rows
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read from or left in the user's cache, and what is tested is the engine, whatever is faster."""
-    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(stages, "faster", lambda *_: 0)
-    torch.manual_seed(0)
 
 
 def _pruned(model: nn.Module, density: float = 0.2) -> nn.Module:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,13 +20,6 @@ from pareback.runtime.listing import RowLayer, listing
 from pareback.runtime.lookup import steps
 from pareback.runtime.operations import Convolution
 from pareback.runtime.weights import Taps, aligned
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read from or left in the user's cache."""
-    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path / "cache"))
-    torch.manual_seed(0)
 
 
 def _sparse(outputs: int, inputs: int, density: float) -> Tensor:

@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,13 +20,6 @@ from pareback.runtime.stages import Images
 from pareback.runtime.strips import runs, strips
 from pareback.runtime.tiling import tiled
 from pareback.runtime.weights import Taps
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read from or left in the user's cache."""
-    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path / "cache"))
-    torch.manual_seed(0)
 
 
 class Bottleneck(nn.Module):

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pareback as pb
-from pareback.runtime import engine as engine_module
-from pareback.runtime import stages
+from pareback.runtime.engine import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +23,14 @@ def _without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The engine's own kernels run whatever is faster."""
-    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path))
-    monkeypatch.setattr(stages, "faster", lambda *_: 0)
-    run_once = lambda self, inputs: (self._sparsely(tuple(x.clone() for x in inputs)), False)[1]  # noqa: E731
-    monkeypatch.setattr(engine_module.Engine, "_is_faster_dense", run_once)
+def _never_dense(monkeypatch: pytest.MonkeyPatch, _own_kernels: None) -> None:
+    """The engine runs its own kernels for the whole model, too."""
+
+    def once(self: Engine, inputs: tuple[Tensor, ...]) -> bool:
+        self._sparsely(tuple(x.clone() for x in inputs))
+        return False
+
+    monkeypatch.setattr(Engine, "_is_faster_dense", once)
 
 
 class Of(nn.Module):
