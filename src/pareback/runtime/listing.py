@@ -16,6 +16,7 @@ _UNIT = 8  #: places of inputs are in units of so many bytes, in sixteen bits
 _MOST_OUTPUTS = 2**16  #: of a part, whose numbers have sixteen bits
 _CACHED = (16 * 2**10, 32 * 2**10, 64 * 2**10, 128 * 2**10)  #: bytes of inputs that may be worth reading block by block
 _WIDEST = 14  #: lane vectors of rows that the engine was compiled for
+_SUMMED = 512  #: products of a sum: more of them, one after another, would lose digits
 _AHEAD = 2  #: the engine reads so many entries beyond the last
 
 
@@ -127,6 +128,8 @@ class RowLayer(Layer):
         """Yield what is worth trying: inputs in blocks that stay in the cache, rows in tiles."""
         vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
         most = min(inputs, (2**16 - 1) * _UNIT // (vectors * LANES * 4) + 1)
+        density = float((self.taps.weight != 0).float().mean())
+        most = min(most, max(LANES, int(_SUMMED / max(density, _SUMMED / inputs))))
         parts = {1} if self.threads == 1 else {self.threads, 4 * self.threads}
         for tile in self._tiles():
             fitting = {size // (tile * LANES * 4) for size in _CACHED}
