@@ -16,7 +16,7 @@ _UNIT = 8  #: places of inputs are in units of so many bytes, in sixteen bits
 _MOST_OUTPUTS = 2**16  #: of a part, whose numbers have sixteen bits
 _CACHED = (16 * 2**10, 32 * 2**10, 64 * 2**10, 128 * 2**10)  #: bytes of inputs that may be worth reading block by block
 _WIDEST = 14  #: lane vectors of rows that the engine was compiled for
-_SUMMED = 512  #: products of a sum: more of them, one after another, would lose digits
+_SUMMED = 256  #: products of a sum: more of them, one after another, would lose digits
 _AHEAD = 2  #: the engine reads so many entries beyond the last
 
 
