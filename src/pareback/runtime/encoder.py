@@ -8,11 +8,12 @@ from torch import Tensor
 
 from . import library
 from .images import ACTIVATIONS
-from .layout import LANES, Grid, Layout
+from .layout import LANES, Layout
 from .listing import RowLayer
 from .memory import Memory, Places
 from .operations import Attention, Convolution, Encoder, Heads, Normalization, Operation, Sum, reads
 from .tuning import Tuner
+from .turning import into_lanes, layout_of, out_of_lanes
 
 
 class EncoderProgram:
@@ -58,33 +59,16 @@ class EncoderProgram:
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def _layout(self, name: str) -> Layout:
-        """Lanes beyond the last token are computed like any other, and not read."""
-        grid = Grid(1, 1, LANES)
-        return Layout(self._encoder.channels[name], 1, self._vectors * LANES, grid, 1, self._vectors, 0)
+        return layout_of(self._encoder.channels[name], self._encoder.tokens)
 
     def _turned_in(self, name: str) -> library.Operation:
         layout = self._layout(name)
-        return library.Transpose(
-            in_=self._brought[name],
-            out=self._places.take(name, layout.floats),
-            rows=self._encoder.tokens,
-            columns=layout.channels,
-            in_row=layout.channels,
-            out_row=layout.plane * LANES,
-            padded=layout.plane * LANES,
-        )
+        place = self._places.take(name, layout.floats)
+        return into_lanes(layout, self._encoder.tokens, self._brought[name], place)
 
     def _turned_out(self, name: str) -> library.Operation:
-        layout = self._layout(name)
-        return library.Transpose(
-            in_=self._places.of(name),
-            out=-2 - len(self._encoder.inputs) - self._encoder.outputs.index(name),
-            rows=layout.channels,
-            columns=self._encoder.tokens,
-            in_row=layout.plane * LANES,
-            out_row=layout.channels,
-            padded=layout.channels,
-        )
+        target = -2 - len(self._encoder.inputs) - self._encoder.outputs.index(name)
+        return out_of_lanes(self._layout(name), self._encoder.tokens, self._places.of(name), target)
 
     def _step(self, operation: Operation) -> library.Operation:
         match operation:

@@ -128,8 +128,7 @@ class RowLayer(Layer):
         """Yield what is worth trying: inputs in blocks that stay in the cache, rows in tiles."""
         vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
         most = min(inputs, (2**16 - 1) * _UNIT // (vectors * LANES * 4) + 1)
-        density = float((self.taps.weight != 0).float().mean())
-        most = min(most, max(LANES, int(_SUMMED / max(density, _SUMMED / inputs))))
+        most = min(most, max(LANES, int(_SUMMED / max(self.taps.density, _SUMMED / inputs))))
         parts = {1} if self.threads == 1 else {self.threads, 4 * self.threads}
         for tile in self._tiles():
             fitting = {size // (tile * LANES * 4) for size in _CACHED}

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from . import library, lookup
 from .images import ACTIVATIONS, Chain
-from .layout import LANES, Grid, Layout
+from .layout import LANES
 from .listing import RowLayer
 from .memory import Memory, Places
 from .operations import Convolution
 from .tuning import Tuner
+from .turning import into_lanes, layout_of, out_of_lanes
 from .weights import aligned, slices
 
 _MOST_COLUMNS = 2**16
@@ -95,41 +96,16 @@ def _looked_up(layers: Sequence[Convolution], rows: int, places: Places, threads
 def _in_lanes(
     layers: Sequence[Convolution], rows: int, places: Places, tuner: Tuner, threads: int
 ) -> list[library.Operation]:
-    def layout(channels: int) -> Layout:
-        vectors = -(-rows // LANES)  # lanes beyond the last row are computed like any other, and not read
-        return Layout(channels, 1, vectors * LANES, Grid(1, 1, LANES), 1, vectors, 0)
-
-    first = layout(layers[0].taps.weight.shape[1])
-    padded = first.plane * LANES
-    steps: list[library.Operation] = [
-        library.Transpose(
-            in_=-2,
-            out=places.take("0", first.floats),
-            rows=rows,
-            columns=first.channels,
-            in_row=first.channels,
-            out_row=padded,
-            padded=padded,
-        )
-    ]
+    first = layout_of(layers[0].taps.weight.shape[1], rows)
+    steps = [into_lanes(first, rows, -2, places.take("0", first.floats))]
     source = first
     for number, operation in enumerate(layers):
-        target = layout(operation.taps.weight.shape[0])
+        target = layout_of(operation.taps.weight.shape[0], rows)
         activation = ACTIVATIONS[operation.activation]
         layer = RowLayer(operation.taps, operation.bias, source, target, activation, threads=threads)
         start, end = places.of(str(number)), places.take(str(number + 1), target.floats)
         steps.append(layer.operation(tuner.choose(layer, threads), start, end, None))
         places.give_back(str(number))
         source = target
-    steps.append(
-        library.Transpose(
-            in_=places.of(str(len(layers))),
-            out=-3,
-            rows=source.channels,
-            columns=rows,
-            in_row=padded,
-            out_row=source.channels,
-            padded=source.channels,
-        )
-    )
+    steps.append(out_of_lanes(source, rows, places.of(str(len(layers))), -3))
     return steps

@@ -108,8 +108,7 @@ class Layer:
         fitting = [s for s in fitting if s[0] * s[1] <= library.positions()]
         for shape in sorted(fitting, key=lambda s: -s[0] * s[1]):
             yield Choice(False, shape, self._likely_block(shape), self.target.channels)
-        density = float((self.taps.weight != 0).float().mean())
-        if density >= _DENSE_FROM and self.taps.groups == 1:
+        if self.taps.density >= _DENSE_FROM and self.taps.groups == 1:
             for shape in DENSE_SHAPES:
                 fits = shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25
                 if fits and self.target.channels % shape[0] == 0:
@@ -140,13 +139,12 @@ class Layer:
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
         weight = self.taps.weight
-        density = float((weight != 0).float().mean())
         parts = [
             *weight.shape,
             self.taps.stride,
             self.taps.dilation,
             self.taps.groups,
-            f"{density:.2f}",
+            f"{self.taps.density:.2f}",
             self.source.channel_step,
             self.source.row_step,
         ]

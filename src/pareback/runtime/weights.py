@@ -21,6 +21,11 @@ class Taps:
     groups: int = 1
 
     @property
+    def density(self) -> float:
+        """The share of weights that are not zero."""
+        return float((self.weight != 0).float().mean())
+
+    @property
     def reach(self) -> int:
         """How far outside its tile an output looks, in positions of the input."""
         size = max(self.weight.shape[2:])
