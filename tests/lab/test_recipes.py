@@ -10,14 +10,17 @@ import torch
 from pareback.lab.checks import check
 from pareback.lab.goals import goal_of
 from pareback.lab.models import build
-from pareback.lab.paper import EPOCHS, EXPERIMENTS, PRECISION, WIDTH
-from pareback.lab.reading import read
+from pareback.lab.paper import EPOCHS, EXPERIMENTS, PRECISION, TRIALS, WIDTH, Row
+from pareback.lab.reading import override, read
 from pareback.lab.recipe import GoalRecipe
+from pareback.lab.reproduce import Plan, recipe_of_row
 from pareback.selection import select
 
 ROOT = Path(__file__).parents[2] / "recipes"
 FILES = sorted((ROOT / "paper").glob("*.yaml"))
-NAMES = sorted({row.name for experiment in EXPERIMENTS.values() for row in experiment.rows})
+ROWS = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
+NAMES = sorted({row.of or row.name for row in ROWS})
+CHANGED = [row for row in ROWS if row.of]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -76,3 +79,23 @@ def test_the_goals_are_the_tables() -> None:
         assert (exact.sparsity, exact.enforce, exact.shrink, exact.ramp) == (percent / 100, "exact", "power", 0.1667)
     others = [goal for name, goal in goals.items() if goal.kind != "dense" and not name.startswith("exact")]
     assert {(goal.sparsity, goal.shrink, goal.ramp) for goal in others} == {(0.85, "hard", 0.0)}
+
+
+@pytest.mark.parametrize("row", CHANGED, ids=lambda row: row.name)
+def test_rows_that_change_another_rows_recipe_change_what_they_say(row: Row, tmp_path: Path) -> None:
+    """And nothing else; each can be trained, and no ramp crosses a restart."""
+    made, base = (
+        recipe_of_row(row, Plan(tmp_path, tmp_path, recipes=ROOT / "paper")),
+        read(ROOT / "paper" / f"{row.of}.yaml"),
+    )
+    check(made)
+    assert made == override(base, {**row.changes, "name": row.name})
+    assert (made.goal.ramp or 0.0) * made.train.epochs <= made.schedule.every == made.train.epochs
+
+
+def test_trials_change_one_thing_each() -> None:
+    """Beside the length that they share."""
+    first, *others = TRIALS.rows
+    assert first.changes == {"train.epochs": 40, "schedule.every": 40, "goal.ramp": 0.5}
+    for row in others:
+        assert len([key for key in row.changes if row.changes[key] != first.changes.get(key)]) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 #: What the rows are trained with; others are shortened, and tables say so.
 EPOCHS, WIDTH, PRECISION = 120, 8, "bf16"
@@ -26,6 +28,9 @@ class Row:
     name: str
     label: str
     paper: Paper = Paper()
+    of: str = ""
+    """The recipe, where it is another row's with ``changes``."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,4 +82,41 @@ EXACT = Experiment(
     (_DENSE, *(Row(f"exact-{percent}", f"exact {percent} %") for percent in (85, 90, 95, 98, 99))),
 )
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (TABLE2, STE, EXACT)}
+_ONE_CYCLE = {"schedule.every": 120, "goal.ramp": 0.5}
+
+ONE_CYCLE = Experiment(
+    "one-cycle",
+    "Exact budgets without restarts: WRN-16-8 on CIFAR-100",
+    "The same 120 epochs in one cosine cycle, for the dense network too. The target grows over the first half.",
+    (
+        Row("one-cycle-dense", "dense WRN-16-8", of="dense", changes={"schedule.every": 120}),
+        *(
+            Row(f"one-cycle-{percent}", f"exact {percent} %", of=f"exact-{percent}", changes=_ONE_CYCLE)
+            for percent in (85, 90, 95, 98, 99)
+        ),
+    ),
+)
+
+_SHORT = {"train.epochs": 40, "schedule.every": 40, "goal.ramp": 0.5}
+
+
+def _trial(name: str, label: str, changes: Mapping[str, Any]) -> Row:
+    return Row(f"trial-{name}", label, of="exact-98", changes={**_SHORT, **changes})
+
+
+TRIALS = Experiment(
+    "trials",
+    "What costs accuracy at 98 %? WRN-16-8 on CIFAR-100",
+    "One setting changed at a time, in one cycle of 40 epochs.",
+    (
+        _trial("as-is", "as it is", {}),
+        _trial("straight-through", "half the gradient for pruned weights", {"goal.straight_through": 0.5}),
+        _trial("decay", "weight decay 0.0003 instead of 0.0005", {"optimizer.weight_decay": 0.0003}),
+        _trial("threshold-lr", "thresholds learn three times as fast", {"goal.threshold_lr": 0.03}),
+        _trial("short-ramp", "the target grows over a quarter", {"goal.ramp": 0.25}),
+        _trial("long-ramp", "the target grows over three quarters", {"goal.ramp": 0.75}),
+    ),
+    plots=False,
+)
+
+EXPERIMENTS = {experiment.name: experiment for experiment in (TABLE2, STE, EXACT, ONE_CYCLE, TRIALS)}

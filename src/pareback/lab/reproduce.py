@@ -132,12 +132,17 @@ def chosen(experiment: Experiment, only: Sequence[str]) -> list[Row]:
 
 def _trainings(experiment: Experiment, plan: Plan) -> list[Training]:
     changes = changes_of(plan)
-    rows = [(row, recipe_named(row.name, plan)) for row in chosen(experiment, plan.only)]
+    rows = [(row, recipe_of_row(row, plan)) for row in chosen(experiment, plan.only)]
     return [
         Training(row, override(recipe, {**changes, **shortened(recipe, plan.epochs), "seed": seed}))
         for seed in plan.seeds
         for row, recipe in rows
     ]
+
+
+def recipe_of_row(row: Row, plan: Plan) -> Recipe:
+    """Return the recipe that makes a row, before what a plan changes."""
+    return override(recipe_named(row.of or row.name, plan), {**row.changes, "name": row.name})
 
 
 def recipe_named(name: str, plan: Plan) -> Recipe:
