@@ -112,6 +112,7 @@ TRIALS = Experiment(
         _trial("as-is", "as it is", {}),
         _trial("straight-through", "half the gradient for pruned weights", {"goal.straight_through": 0.5}),
         _trial("decay", "weight decay 0.0003 instead of 0.0005", {"optimizer.weight_decay": 0.0003}),
+        _trial("more-decay", "weight decay 0.001 instead of 0.0005", {"optimizer.weight_decay": 0.001}),
         _trial("threshold-lr", "thresholds learn three times as fast", {"goal.threshold_lr": 0.03}),
         _trial("short-ramp", "the target grows over a quarter", {"goal.ramp": 0.25}),
         _trial("long-ramp", "the target grows over three quarters", {"goal.ramp": 0.75}),
