@@ -362,8 +362,8 @@ def test_everything_follows_the_model_to_its_device() -> None:
 
 def test_state_names_everything_a_resumed_run_needs() -> None:
     """A field that is not in tensors() would be lost in a checkpoint."""
-    names = {"r", "threshold", "spread", "peak", "nonzero", "band", "step", "velocity", "square", "normalised", "drift"}
-    assert set(state_of([1.0]).tensors()) == names
+    thresholds = {"r", "threshold", "spread", "peak", "nonzero", "band", "step", "velocity", "square", "normalised"}
+    assert set(state_of([1.0]).tensors()) == thresholds | {"drift", "missed", "damping"}
 
 
 def test_a_rule_without_a_loss_logs_zero() -> None:

@@ -188,7 +188,7 @@ def _demo(options: Namespace) -> None:
 
 def _reproduce_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("experiment", metavar="EXPERIMENT", help="table2, ste, exact, one-cycle, trials or curves")
+    add("experiment", metavar="EXPERIMENT", help="table2, ste, exact, one-cycle, taught, trials or curves")
     add("--data.path", dest="data", metavar="FILE", help="the .npz file of CIFAR-100")
     add("--out", type=Path, default=Path("results/paper"), metavar="DIR", help="tables, plots, rows/ (%(default)s)")
     add("--runs", type=Path, default=Path("runs/paper"), metavar="DIR", help="folders with weights (%(default)s)")
@@ -279,10 +279,11 @@ COMMANDS: dict[str, Command] = {
         "Train the rows of one of the paper's tables or curves and set them beside its numbers.",
         _reproduce_options,
         _reproduce,
-        "{table2,ste,exact,one-cycle,trials,curves} --data.path FILE [--only A,B] [--seeds N,M] [--collect] ...",
+        "{table2,ste,exact,one-cycle,taught,trials,curves} --data.path FILE [--only A,B] [--seeds N,M] [--collect] ...",
         "table2: the six rows of Table 2. ste: the ablation of the straight-through estimator. exact: exact budgets\n"
-        "of 85 to 99 %. one-cycle: the same without restarts. trials: what costs accuracy at 98 %, in 40 epochs.\n"
-        "curves: its trade-off curve, with dense equivalents and the exact budget, in 40 epochs.\n"
+        "of 85 to 99 %. one-cycle: the same without restarts. taught: with the dense network as a teacher.\n"
+        "trials: what costs accuracy at 98 %, in 40 epochs. curves: its trade-off curve, with dense equivalents and\n"
+        "the exact budget, in 40 epochs.\n"
         "Rows that are there are not trained again, and rows that were cut off go on.",
     ),
     "curve": curve.COMMAND,

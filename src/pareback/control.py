@@ -68,12 +68,16 @@ class State:
     square: Tensor = field(init=False)
     normalised: Tensor = field(init=False)
     drift: Tensor = field(init=False)  #: how far the last step would have missed the budget if nobody had looked
+    missed: Tensor = field(init=False)  #: the exact budget's errors at the last step and at that before it
+    damping: Tensor = field(init=False)  #: how much of its gain the exact budget uses
 
     def __post_init__(self) -> None:
         self.velocity = torch.zeros_like(self.r)
         self.square = torch.zeros_like(self.r)
         self.normalised = torch.zeros_like(self.step)
         self.drift = torch.zeros_like(self.r[0])
+        self.missed = self.r.new_zeros(2)
+        self.damping = torch.ones_like(self.r[0])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by name."""

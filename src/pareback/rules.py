@@ -14,8 +14,10 @@ from .fusing import Fusing
 from .shrink import gaussian_bound, predicted_sparsity, sparsity_slope
 
 #: How much of the remaining error the exact budget corrects in a step. The slope is measured on both sides of the
-#: threshold, so it is at least half of the steeper one, and anything below 1 cannot start to swing.
+#: threshold, so it is at least half of the steeper one, and where it is even anything below 1 cannot start to swing.
 GAIN = 0.8
+#: While nothing swings, the damping of that gain is divided by this in every step.
+RECOVERY = 0.8
 #: A limit this close to binding (in density) already keeps the gradient from using it up.
 NEAR = 0.002
 
@@ -230,7 +232,7 @@ class ExactBudget(Rule):
         learned = project(view.gradient, slopes, error)
         learned = project(view.descend(learned), -slopes, error).clamp(-STRIDE, STRIDE)
         step = self._budget(view.share_before) - self._budget(view.share)
-        return learned + self._restoring(view, GAIN * error + step)
+        return learned + self._restoring(view, GAIN * _damping(view, error.amax()) * error + step)
 
     def _restoring(self, room: Room, excess: Tensor) -> Tensor:
         """Return the common shift that removes ``excess`` density from the tightest limit."""
@@ -269,6 +271,22 @@ class ExactBudget(Rule):
             state.r.add_(controller.within(room, shift)).clamp_min_(0.0)
             bounds = controller.ends()
         return bounds
+
+
+def _damping(view: View, error: Tensor) -> Tensor:
+    """Return how much of the gain to use, and keep it and the error for the next step.
+
+    Late in a training weights heap up at the threshold, closer to it than the slope can tell, and correcting by that
+    slope would swing: the error changes its sign at every step and does not become smaller. By how much it overshot
+    says how steep it is there.
+    """
+    state, (last, before) = view.state, view.state.missed.unbind()
+    swings = (error * last < 0) & (last * before < 0) & (error.abs() >= 0.9 * before.abs())
+    overshot = 1.0 + error.abs() / last.abs().clamp_min(1e-12)
+    fresh = torch.where(swings, state.damping * GAIN / overshot, (state.damping / RECOVERY).clamp_max(1.0))
+    state.damping.lerp_(fresh, view.advance)
+    state.missed.lerp_(torch.stack([error, last]), view.advance)
+    return fresh
 
 
 def project(gradient: Tensor, slopes: Tensor, error: Tensor) -> Tensor:

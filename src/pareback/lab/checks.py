@@ -28,6 +28,8 @@ _RANGES: dict[str, tuple[float, bool, float, str]] = {
     "train.ema": (0, True, 1, "0.999"),
     "train.evaluate_every": (1, True, _INF, "1"),
     "train.checkpoint_every": (1, True, _INF, "1"),
+    "teacher.weight": (0, False, 1, "0.9"),
+    "teacher.temperature": (0, False, _INF, "4.0"),
 }
 
 

@@ -31,6 +31,8 @@ class Row:
     of: str = ""
     """The recipe, where it is another row's with ``changes``."""
     changes: Mapping[str, Any] = field(default_factory=dict)
+    teacher: str = ""
+    """The row whose network of the same seed it also learns from."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,19 @@ ONE_CYCLE = Experiment(
     ),
 )
 
+TAUGHT = Experiment(
+    "taught",
+    "Exact budgets with a teacher: WRN-16-8 on CIFAR-100",
+    "The same 120 epochs in one cosine cycle; the pruned networks also learn from the dense one beside them.",
+    (
+        ONE_CYCLE.rows[0],
+        *(
+            Row(f"taught-{percent}", f"exact {percent} %", Paper(), f"exact-{percent}", _ONE_CYCLE, "one-cycle-dense")
+            for percent in (95, 98, 99)
+        ),
+    ),
+)
+
 _SHORT = {"train.epochs": 40, "schedule.every": 40, "goal.ramp": 0.5}
 
 
@@ -120,4 +135,4 @@ TRIALS = Experiment(
     plots=False,
 )
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (TABLE2, STE, EXACT, ONE_CYCLE, TRIALS)}
+EXPERIMENTS = {experiment.name: experiment for experiment in (TABLE2, STE, EXACT, ONE_CYCLE, TAUGHT, TRIALS)}

@@ -15,6 +15,7 @@ from .models import build
 from .recipe import Recipe
 from .sources import Source
 from .step import Forward, Step
+from .teacher import Teacher
 
 
 class Parts:
@@ -32,7 +33,8 @@ class Parts:
         self.average = Average(self.model, self.pruner, recipe.train.ema) if recipe.train.ema else None
         # The pruner knows the plain module; a compiled one shares its parameters.
         net = _compiled(net) if recipe.train.compile else net
-        self.step = Step(recipe, net, self.optimizer, self.average, self.forward)
+        teacher = Teacher.of(recipe, source, here.device)
+        self.step = Step(recipe, net, self.optimizer, self.average, self.forward, teacher)
         if here.rank:  # processes draw their own random numbers, such as dropout's
             torch.manual_seed(recipe.seed + here.rank)
 

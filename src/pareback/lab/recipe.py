@@ -149,8 +149,20 @@ class TrainRecipe:
 
 
 @dataclass(frozen=True)
+class TeacherRecipe:
+    """A trained network that this one also learns from: what a sparse one needs where labels do not say enough."""
+
+    run: str | None = None
+    """The folder of a finished run on the same data, usually of the dense network; none by default."""
+    weight: float = 0.9
+    """How much the teacher's answers count against the labels, between 0 and 1."""
+    temperature: float = 4.0
+    """What logits are divided by before they are compared: the higher, the more other than the likeliest classes count."""
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """One experiment: data, model, goal, optimizer, schedule and training."""
+    """One experiment: data, model, goal, optimizer, schedule, training and teacher."""
 
     name: str = "digits"
     """What the experiment is called in tables and plots."""
@@ -168,3 +180,5 @@ class Recipe:
     """How the learning rate goes down."""
     train: TrainRecipe = field(default_factory=TrainRecipe)
     """How the training runs."""
+    teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
+    """A trained network that this one also learns from."""

@@ -99,6 +99,8 @@ def _without_paths(result: dict[str, Any]) -> dict[str, Any]:
         environment["command"] = command(environment.pop("argv"))
     if recipe["data"]["path"] is not None:
         recipe["data"] = {**recipe["data"], "path": Path(recipe["data"]["path"]).name}
+    if recipe.get("teacher", {}).get("run") is not None:
+        recipe["teacher"] = {**recipe["teacher"], "run": Path(recipe["teacher"]["run"]).name}
     return {**result, "environment": environment, "recipe": recipe}
 
 

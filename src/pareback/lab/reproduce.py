@@ -134,10 +134,16 @@ def _trainings(experiment: Experiment, plan: Plan) -> list[Training]:
     changes = changes_of(plan)
     rows = [(row, recipe_of_row(row, plan)) for row in chosen(experiment, plan.only)]
     return [
-        Training(row, override(recipe, {**changes, **shortened(recipe, plan.epochs), "seed": seed}))
+        Training(row, override(recipe, {**changes, **shortened(recipe, plan.epochs), **_taught(row, seed, plan)}))
         for seed in plan.seeds
         for row, recipe in rows
     ]
+
+
+def _taught(row: Row, seed: int, plan: Plan) -> dict[str, Any]:
+    """Return the seed and whose answers a row learns from."""
+    teacher = {"teacher.run": str(plan.runs / f"{row.teacher}-{seed}")} if row.teacher else {}
+    return {"seed": seed, **teacher}
 
 
 def recipe_of_row(row: Row, plan: Plan) -> Recipe:

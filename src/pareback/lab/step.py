@@ -15,6 +15,7 @@ from .averaging import Average
 from .optimizers import set_rate
 from .recipe import Recipe
 from .tally import Tally
+from .teacher import Teacher
 
 #: Steps before a graph is captured: compilers, autotuning and the optimizer's state come to be in them.
 WARM_UP = 4
@@ -58,7 +59,9 @@ class Step:
         optimizer: Optimizer,
         average: Average | None,
         forward: Forward,
+        teacher: Teacher | None = None,
     ) -> None:
+        self._teacher = teacher
         self._net, self._optimizer, self._average, self._forward = net, optimizer, average, forward
         self._smoothing, self._clip = recipe.train.label_smoothing, recipe.optimizer.clip
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -103,6 +106,8 @@ class Step:
         with self._forward.autocast():
             logits = self._net(x)
             loss = F.cross_entropy(logits.float(), y, label_smoothing=self._smoothing)
+            if self._teacher is not None:
+                loss = self._teacher.loss(loss, logits, self._teacher.answers(x))
         self.scaler.scale(loss).backward()
         if self._clip is not None:
             self.scaler.unscale_(self._optimizer)

@@ -1,0 +1,69 @@
+"""Another run's network as a teacher: the network in training also learns what that one answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .models import build
+from .pretrained import load_weights_, read_weights
+from .recipe import Recipe, TeacherRecipe
+from .run_folder import recipe_of, result_of
+from .sources import Source
+
+
+class Teacher:
+    """A network that does not learn, and how much its answers count."""
+
+    def __init__(self, recipe: TeacherRecipe, net: nn.Module) -> None:
+        self._net = net
+        self._weight, self._temperature = recipe.weight, recipe.temperature
+
+    @staticmethod
+    def of(recipe: Recipe, source: Source, device: torch.device) -> Teacher | None:
+        """Return a recipe's teacher, ready on the device, or None if it has none."""
+        if recipe.teacher.run is None:
+            return None
+        net = _network(Path(recipe.teacher.run).expanduser(), source).to(device)
+        if recipe.train.channels_last:
+            net.to(memory_format=torch.channels_last)
+        return Teacher(recipe.teacher, torch.compile(net, dynamic=False) if recipe.train.compile else net)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def answers(self, x: Tensor) -> Tensor:
+        """Return its logits for a batch."""
+        answers: Tensor = self._net(x)
+        return answers
+
+    def loss(self, labels: Tensor, logits: Tensor, answers: Tensor) -> Tensor:
+        """Return the loss by labels and the distance to the teacher's answers, each by its weight."""
+        return (1.0 - self._weight) * labels + self._weight * distance(logits, answers, self._temperature)
+
+
+def distance(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
+    """Return T² times the mean divergence of softened answers: T² keeps its gradients as large as those by labels.
+
+    >>> float(distance(torch.zeros(1, 2), torch.zeros(1, 2), 4.0))
+    0.0
+    """
+    mine, theirs = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, answers))
+    return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
+
+
+def _network(run: Path, source: Source) -> nn.Module:
+    """Return a finished run's network for the same images and classes."""
+    result = result_of(run)
+    theirs, ours = (result["classes"], tuple(result["shape"])), (len(source.classes), source.shape)
+    if theirs != ours:
+        raise ValueError(
+            f"The teacher {str(run)!r} tells {theirs[0]} classes from images of {theirs[1]}; here there are {ours[0]} "
+            f"of {ours[1]}. Give a run on the same data as teacher.run."
+        )
+    with torch.random.fork_rng(devices=[]):  # the initial weights that it draws must not change the student's training
+        net = build(recipe_of(run).model, *ours)
+    weights = run / "model.safetensors"
+    load_weights_(net, read_weights(weights), ours[0], str(weights))
+    return net.eval().requires_grad_(False)

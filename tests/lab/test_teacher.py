@@ -1,0 +1,124 @@
+"""A teacher: what it adds to the loss, that it only teaches, and what it is worth to a very sparse network."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pareback.lab.paper import Experiment, Row
+from pareback.lab.reading import override, to_yaml
+from pareback.lab.recipe import DataRecipe, GoalRecipe, OptimizerRecipe, Recipe, TeacherRecipe, TrainRecipe
+from pareback.lab.record import read_record, write_record
+from pareback.lab.reproduce import Plan, reproduce
+from pareback.lab.run_folder import difference, result_of
+from pareback.lab.teacher import Teacher, distance
+from pareback.lab.trainer import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DENSE = Recipe(
+    name="dense", data=DataRecipe(batch_size=64), optimizer=OptimizerRecipe(lr=0.05), train=TrainRecipe(epochs=12)
+)
+SPARSE = override(DENSE, {"name": "sparse", "goal.kind": "budget", "goal.sparsity": 0.99})
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LeNet-300-100 on the digits, nothing pruned."""
+    out = tmp_path_factory.mktemp("runs") / "dense-0"
+    train(DENSE, out, quiet=True)
+    return out
+
+
+def test_the_distance_by_hand() -> None:
+    """T²·Σ p·log(p/q) of the softened answers, averaged over images, in float64."""
+    logits, answers, t = [[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]], [[2.0, 0.0, 0.0], [1.0, 1.0, -4.0]], 2.0
+    total = 0.0
+    for mine, theirs in zip(logits, answers, strict=True):
+        q, p = ([math.exp(x / t) / sum(math.exp(y / t) for y in row) for x in row] for row in (mine, theirs))
+        total += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    found = distance(torch.tensor(logits), torch.tensor(answers), t)
+    assert float(found) == pytest.approx(t * t * total / 2, rel=1e-6)
+
+
+def test_its_share_of_the_loss() -> None:
+    """A weight of 0.75 leaves a quarter to the labels; a network that answers alike has nothing more to learn."""
+    teacher = Teacher(TeacherRecipe("run", weight=0.75, temperature=1.0), torch.nn.Identity())
+    logits = torch.tensor([[1.0, 2.0]])
+    assert float(teacher.loss(torch.tensor(2.0), logits, logits)) == pytest.approx(0.5)
+    other = torch.tensor([[2.0, 1.0]])
+    expected = 0.5 + 0.75 * float(distance(logits, other, 1.0))
+    assert float(teacher.loss(torch.tensor(2.0), logits, other)) == pytest.approx(expected)
+
+
+def test_a_very_sparse_network_learns_more_from_it(dense: Path, tmp_path: Path) -> None:
+    """502 of 50,200 weights: over three seeds it ends above what labels alone teach, and the teacher is not changed."""
+    before = load_file(dense / "model.safetensors")
+    found = {"alone": 0.0, "taught": 0.0}
+    for seed in range(3):
+        for name in found:
+            changes = {"seed": seed, **({"teacher.run": str(dense)} if name == "taught" else {})}
+            result = train(override(SPARSE, changes), tmp_path / f"{name}-{seed}", quiet=True)
+            assert result["pruned_nonzeros"] == 502
+            found[name] += result["accuracy"] / 3
+    assert found["taught"] > found["alone"] + 4.0  # measured: 70.3 and 81.9
+    after = load_file(dense / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_it_does_not_disturb_what_chance_decides(dense: Path, tmp_path: Path) -> None:
+    """With hardly any weight the training is, to rounding, the one without: the same images in the same order."""
+    short = override(DENSE, {"train.epochs": 1, "name": "short"})
+    train(short, tmp_path / "alone", quiet=True)
+    train(override(short, {"teacher.run": str(dense), "teacher.weight": 1e-9}), tmp_path / "taught", quiet=True)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "taught"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher.run": "nowhere"}, "holds no finished run"),
+        ({"teacher.weight": 1.5}, "teacher.weight=1.5 must be above 0 and below 1"),
+        ({"teacher.temperature": 0.0}, "teacher.temperature=0.0 must be above 0"),
+        ({"data.kind": "mnist5000"}, "tells 10 classes from images of (1, 8, 8); here there are 10 of (1, 28, 28)"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(
+    changes: dict[str, object], message: str, dense: Path, tmp_path: Path
+) -> None:
+    """Before anything is trained, and without leaving a folder behind."""
+    recipe = override(SPARSE, {"teacher.run": str(dense), **changes})
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        train(recipe, tmp_path / "out", quiet=True)
+    assert message in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_run_in_another_folder_is_the_same_teacher(dense: Path, tmp_path: Path) -> None:
+    """Records keep its name and no path of the machine; with and without a teacher are two recipes."""
+    out = tmp_path / "sparse-0"
+    recipe = override(SPARSE, {"teacher.run": str(dense), "train.epochs": 1})
+    train(recipe, out, quiet=True)
+    write_record(read_record(out), tmp_path / "row.json")
+    assert read_record(tmp_path / "row.json").result["recipe"]["teacher"]["run"] == "dense-0"
+    moved = override(recipe, {"teacher.run": "/elsewhere/dense-0"})
+    assert difference(recipe, moved) == ""
+    assert "teacher.run" in difference(recipe, override(SPARSE, {"train.epochs": 1}))
+    assert result_of(out)["recipe"]["goal"]["sparsity"] == GoalRecipe("budget", sparsity=0.99).sparsity
+
+
+def test_rows_of_a_table_may_be_taught_by_another_row(tmp_path: Path) -> None:
+    """The dense row is trained first, and its network of the same seed teaches the next."""
+    for recipe in (override(DENSE, {"train.epochs": 1}), override(SPARSE, {"train.epochs": 1})):
+        (tmp_path / f"{recipe.name}.yaml").write_text(to_yaml(recipe))
+    rows = (Row("dense", "dense"), Row("taught", "taught", of="sparse", teacher="dense"))
+    plan = Plan(tmp_path / "out", tmp_path / "runs", recipes=tmp_path, seeds=(3,), device="cpu", quiet=True)
+    reproduce(Experiment("small", "Small", "Two rows.", rows, plots=False), plan)
+    record = read_record(tmp_path / "out" / "rows" / "taught-3.json")
+    assert record.result["recipe"]["teacher"]["run"] == "dense-3"
