@@ -157,7 +157,7 @@ class TeacherRecipe:
     weight: float = 0.9
     """How much the teacher's answers count against the labels, between 0 and 1."""
     temperature: float = 4.0
-    """What logits are divided by before they are compared: the higher, the more other than the likeliest classes count."""
+    """What logits are divided by before they are compared: a high one lets unlikely classes count too."""
 
 
 @dataclass(frozen=True)
