@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import pareback as pb
 from pareback.cli import main
+from pareback.lab.finished import network_of
 from pareback.lab.models import build
 from pareback.lab.recipe import DataRecipe, GoalRecipe, ModelRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
@@ -97,3 +98,20 @@ def test_onnx_needs_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     """A file of weights does not say what network it belongs to."""
     assert main(["export", str(run / "model.safetensors"), "--format", "onnx"]) == 2
     assert "Give a run's folder." in capsys.readouterr().err
+
+
+def test_a_run_that_began_with_weights_needs_them_no_more(run: Path, tmp_path: Path) -> None:
+    """From a run's folder; removed afterwards, export and a teacher go by what the run ended with."""
+    began = tmp_path / "began"
+    began.mkdir()
+    (began / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    recipe = Recipe(
+        data=DataRecipe(batch_size=64),
+        model=ModelRecipe(name="conv", pretrained=str(began)),
+        train=TrainRecipe(epochs=1, device="cpu"),
+    )
+    train(recipe, tmp_path / "second", quiet=True)
+    (began / "model.safetensors").unlink()
+    model, weights = network_of(tmp_path / "second"), load_file(tmp_path / "second" / "model.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert main(["export", str(tmp_path / "second"), "--format", "onnx", "--out", str(tmp_path / "m.onnx")]) == 0

@@ -64,7 +64,7 @@ def _from_checkpoint(path: Path) -> dict[str, Tensor]:
         raise BadFile(
             f"{str(path)!r} is not a state dict that torch.load(weights_only=True) reads. Save model.state_dict()."
         ) from error
-    for key in ("parts", "model", "state_dict"):  # checkpoints hold the weights beside other things
+    for key in ("parts", "model", "state_dict", "model_state_dict"):  # checkpoints hold the weights beside other things
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     found: dict[Any, Any] = content if isinstance(content, dict) else {}

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..artifact import export
-from .models import build
-from .run_folder import recipe_of, result_of
+from .finished import network_of
+from .run_folder import result_of
 
 SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
 
@@ -35,6 +35,4 @@ def _network(source: Path) -> tuple[nn.Module, torch.Tensor]:
     """Return the network of a run, which a file of weights alone does not say."""
     if not source.is_dir():
         raise ValueError(f"ONNX needs the network, and {str(source)!r} holds weights alone. Give a run's folder.")
-    result = result_of(source)
-    shape = tuple(result["shape"])
-    return build(recipe_of(source).model, result["classes"], shape), torch.zeros(2, *shape)
+    return network_of(source), torch.zeros(2, *result_of(source)["shape"])

@@ -43,7 +43,8 @@ class ModelRecipe:
     """Keep ⌊√thin · C⌋ of every layer's C channels: the dense equivalent of a pruned network (not for timm's, and of
     torchvision's for ResNets and AlexNet)."""
     pretrained: str | None = None
-    """A file of weights (.pt or .safetensors), or "hub" for those that torchvision or timm download."""
+    """A file of weights (.pt, .safetensors or .pare), a run's folder, or "hub" for those that torchvision or timm
+    download."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .models import build
-from .pretrained import load_weights_, read_weights
+from .finished import network_of
 from .recipe import Recipe, TeacherRecipe
-from .run_folder import recipe_of, result_of
+from .run_folder import result_of
 from .sources import Source
 
 
@@ -63,7 +62,4 @@ def _network(run: Path, source: Source) -> nn.Module:
             f"of {ours[1]}. Give a run on the same data as teacher.run."
         )
     with torch.random.fork_rng(devices=[]):  # the initial weights that it draws must not change the student's training
-        net = build(recipe_of(run).model, *ours)
-    weights = run / "model.safetensors"
-    load_weights_(net, read_weights(weights), ours[0], str(weights))
-    return net.eval().requires_grad_(False)
+        return network_of(run).eval().requires_grad_(False)
