@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from pareback.lab.arrays import npz
 from pareback.lab.wrn import WideResNet
 
 ROOT = Path(__file__).parent.parent
-TRAINED = ROOT / "results/paper/models/exact-95-0.pare"
+#: Networks that were really trained and pruned on CIFAR-100, by the name of their column.
+TRAINED = {f"{share} % trained": ROOT / f"results/paper/models/one-cycle-{share}-0.pare" for share in (95, 98)}
 DENSE = ("eager", "compile", "onnxruntime", "openvino")
 
 
@@ -74,7 +76,7 @@ WORKLOADS = {
     "mlp": Workload("MLP 784-4096-4096-10", _mlp, (784,), ("4.*",)),
     "linear": Workload("Linear 4096×4096", lambda: nn.Sequential(nn.Linear(4096, 4096)), (4096,), (), (1, 8, 64)),
     "vit": Workload("ViT-Tiny/16, 224×224", _vit, (3, 224, 224), ("patch_embed.*", "head.*", "pos_embed")),
-    "trained": Workload("WRN-16-8 trained to 95 %", lambda: WideResNet(16, 8), (3, 32, 32)),
+    "trained": Workload("WRN-16-8, trained", lambda: WideResNet(16, 8), (3, 32, 32)),
 }
 
 
@@ -83,8 +85,10 @@ def subjects(name: str, sparsities: Sequence[float], examples: Tensor | None) ->
     workload = WORKLOADS[name]
     inputs = torch.randn(64, *workload.shape, generator=torch.Generator().manual_seed(7))
     if name == "trained":
-        model = pb.load(TRAINED, workload.build()).eval()
-        return {"95 % trained": Subject(name, model, inputs if examples is None else examples[:64])}
+        shown = inputs if examples is None else examples[:64]
+        return {
+            column: Subject(name, pb.load(path, workload.build()).eval(), shown) for column, path in TRAINED.items()
+        }
     made = {}
     for sparsity in sparsities:
         torch.manual_seed(0)
@@ -134,9 +138,11 @@ def row(name: str, case: Case, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def accuracy(images: Tensor, labels: Tensor, known: dict[str, Any], save: Callable[[dict[str, Any]], None]) -> None:
-    """Count the test images that eager and the engine get right, a few hundred at a time."""
-    model = pb.load(TRAINED, WideResNet(16, 8)).eval()
+def accuracy(
+    path: Path, images: Tensor, labels: Tensor, known: dict[str, Any], save: Callable[[dict[str, Any]], None]
+) -> None:
+    """Count the test images that eager and the engine get right, a hundred at a time."""
+    model = pb.load(path, WideResNet(16, 8)).eval()
     engine = pb.compile(model, images[:100])
     counts = {"images": 0, "eager": 0, "engine": 0, "same": 0, **known}
     for begin in range(counts["images"], len(images), 100):
@@ -147,7 +153,7 @@ def accuracy(images: Tensor, labels: Tensor, known: dict[str, Any], save: Callab
             counts[key] += int(right.sum())
         save(counts)
     points = 100 / counts["images"]
-    print(f"accuracy on {counts['images']:,} images: eager {points * counts['eager']:.2f} %, "
+    print(f"{path.name}, accuracy on {counts['images']:,} images: eager {points * counts['eager']:.2f} %, "
           f"engine {points * counts['engine']:.2f} %, same class {points * counts['same']:.2f} %")  # fmt: skip
 
 
@@ -166,11 +172,10 @@ def as_markdown(content: dict[str, Any]) -> str:
         groups.setdefault((one["title"], one["threads"]), []).append(one)
     for (title, threads), rows in groups.items():
         parts += [f"## {title}, {'one thread' if threads == 1 else f'{threads} threads'}", _table(rows)]
-    if "accuracy" in content:
-        found = content["accuracy"]
+    for column, found in content.get("accuracy", {}).items():
         share = {key: 100 * found[key] / found["images"] for key in ("eager", "engine", "same")}
         parts.append(
-            f"Trained model on {found['images']:,} test images: eager {share['eager']:.2f} %, engine "
+            f"{column}, on {found['images']:,} test images: eager {share['eager']:.2f} %, engine "
             f"{share['engine']:.2f} %, the same class for {share['same']:.2f} %."
         )
     return "\n\n".join(parts) + "\n"
@@ -221,8 +226,14 @@ class Book:
         return key in self.content["rows"]
 
     def write(self, key: str, value: Any) -> None:
-        place = self.content if key == "accuracy" else self.content["rows"]
-        place[key] = files.plain(value)
+        self.content["rows"][key] = files.plain(value)
+        self._save()
+
+    def count(self, column: str, counts: dict[str, Any]) -> None:
+        self.content.setdefault("accuracy", {})[column] = counts
+        self._save()
+
+    def _save(self) -> None:
         if self._path is not None:
             files.write_json(self._path, self.content)
             files.write_text(self._path.with_suffix(".md"), as_markdown(self.content))
@@ -260,8 +271,9 @@ def main() -> None:
     if options.accuracy:
         if images is None or labels is None:
             raise SystemExit("--accuracy needs the test images: --data cifar100.npz.")
-        known = {} if options.again else book.content.get("accuracy", {})
-        accuracy(images, labels, known, lambda counts: book.write("accuracy", counts))
+        for column, path in TRAINED.items():
+            known = {} if options.again else book.content.get("accuracy", {}).get(column, {})
+            accuracy(path, images, labels, known, partial(book.count, column))
         return
     sparsities = [float(word) for word in options.sparsity.split(",")]
     effort = Effort(seconds=options.seconds)

@@ -35,7 +35,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     small = WideResNet(10, 1, classes=4)
     pb.prune_(small, pb.Budget(sparsity=0.9))
     pb.save(small, tmp_path / "small.pare")
-    monkeypatch.setattr(module, "TRAINED", tmp_path / "small.pare")
+    monkeypatch.setattr(module, "TRAINED", {"small": tmp_path / "small.pare"})
     monkeypatch.setattr(module, "WideResNet", lambda *_: WideResNet(10, 1, classes=4))
     tiny = module.Workload("tiny", lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), (64,))
     monkeypatch.setitem(module.WORKLOADS, "tiny", tiny)
@@ -82,9 +82,9 @@ def test_accuracy_is_counted(
     out = tmp_path / "out.json"
     words = ["--accuracy", "--data", str(tmp_path / "data.npz"), "--out", str(out)]
     _run(script, monkeypatch, *words, "--images", "100")
-    assert json.loads(out.read_text())["accuracy"]["images"] == 100
+    assert json.loads(out.read_text())["accuracy"]["small"]["images"] == 100
     _run(script, monkeypatch, *words)
-    found = json.loads(out.read_text())["accuracy"]
+    found = json.loads(out.read_text())["accuracy"]["small"]
     assert found["images"] == found["same"] == 130
     assert found["eager"] == found["engine"]
     assert "same class 100.00 %" in capsys.readouterr().out
