@@ -28,6 +28,10 @@ from .tuning import Tuner
 #: As many lane vectors of rows as there are registers for their sums.
 _MOST_ROWS = 14 * LANES
 
+#: What PyTorch has to gain where the engine has several threads: its own look out for more work for some ten
+#: milliseconds afterwards, and in the meantime keep the engine's from working. In seconds.
+_BUSY_AFTER = 5e-4
+
 
 class Stage(ABC):
     """Operations that are done together."""
@@ -40,15 +44,17 @@ class Stage(ABC):
         """Add the stage's results to ``values``."""
 
 
-def faster(ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int) -> int:
-    """Return the number of the fastest of several ways to run a stage."""
+def faster(
+    ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int, margin: float = 0.0
+) -> int:
+    """Return the number of the fastest of several ways to run a stage; the first if it takes ``margin`` longer at most."""
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(4):
         for run, seconds in zip(ways, times, strict=True):
             began = time.perf_counter()
             run(dict(values), batch, threads)
             seconds.append(time.perf_counter() - began)
-    return min(range(len(ways)), key=lambda way: min(times[way][1:]))
+    return min(range(len(ways)), key=lambda way: min(times[way][1:]) + (margin if way else 0.0))
 
 
 class Plain(Stage):
@@ -176,7 +182,8 @@ class Rows(Stage):
         x = values[self.chain.inputs[0]]
         rows = x.numel() // x.shape[-1]
         if rows not in self._densely:
-            self._densely[rows] = faster([self._run_sparsely, self._plain.run], values, batch, threads) == 1
+            margin = 0.0 if threads == 1 else _BUSY_AFTER
+            self._densely[rows] = faster([self._run_sparsely, self._plain.run], values, batch, threads, margin) == 1
         (self._plain.run if self._densely[rows] else self._run_sparsely)(values, batch, threads)
 
     def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
