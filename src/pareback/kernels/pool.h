@@ -72,6 +72,7 @@ class Pool {
         if (!(worker->place == elsewhere)) elsewhere.send(worker->thread);
         worker->place = elsewhere;
         worker->job = job;
+        coming_.push_back(worker);
         sent.push_back(worker);
       }
     }
@@ -79,11 +80,23 @@ class Pool {
     return static_cast<int>(sent.size());
   }
 
+  // Calls back threads that were sent to a job and have not begun.
+  void recall(const Job& job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto sent = std::partition(coming_.begin(), coming_.end(), [&](Worker* one) { return one->job.get() != &job; });
+    for (auto worker = sent; worker != coming_.end(); ++worker) {
+      (*worker)->job = nullptr;
+      idle_.push_back(*worker);
+    }
+    coming_.erase(sent, coming_.end());
+  }
+
   // Has `work` called by up to so many threads, the caller among them, which share what there is to do.
   void run(int threads, const std::function<void()>& work) {
     const auto job = std::make_shared<Shared>(&work);
     lend(threads - 1, job);
     work();
+    recall(*job);
     job->end();
   }
 
@@ -136,6 +149,7 @@ class Pool {
     for (;;) {
       worker.wake.wait(lock, [&] { return worker.job != nullptr; });
       std::shared_ptr<Job> job = std::move(worker.job);
+      coming_.erase(std::find(coming_.begin(), coming_.end(), &worker));
       lock.unlock();
       job->help();
       job.reset();
@@ -146,7 +160,7 @@ class Pool {
   }
 
   std::mutex mutex_;
-  std::vector<Worker*> idle_;
+  std::vector<Worker*> idle_, coming_;
   int threads_ = 0;
   int most_ = static_cast<int>(std::thread::hardware_concurrency()) - 1;
 };

@@ -374,7 +374,7 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, pareback
       }
       case kTranspose: {
         const Transpose& op = as<Transpose>(step);
-        over_channels(team, op, arena, (op.rows + kLanes - 1) / kLanes, 4.0 * op.columns, kernels.transpose);
+        over_channels(team, op, arena, (op.rows + kLanes - 1) / kLanes, 12.0 * op.columns, kernels.transpose);
         break;
       }
       case kListed: {
@@ -395,7 +395,7 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, pareback
         break;
       case kNormalization: {
         const Normalization& op = as<Normalization>(step);
-        over_channels(team, op, arena, (op.vectors + 1) / 2, 2.0 * op.channels, kernels.normalization);
+        over_channels(team, op, arena, (op.vectors + 1) / 2, 8.0 * op.channels, kernels.normalization);
         break;
       }
       default:

@@ -20,6 +20,7 @@ from .layout import LANES
 from .operations import Convolution, Encoder, Largest, Operation, reads
 from .order import last_readers
 from .patches import over_patches
+from .quiet import quiet, wait_for_rest
 from .rows import RowProgram
 from .tiling import NoTilingError, tiled
 from .tokens import with_encoders
@@ -28,9 +29,13 @@ from .tuning import Tuner
 #: As many lane vectors of rows as there are registers for their sums.
 _MOST_ROWS = 14 * LANES
 
-#: What PyTorch has to gain where the engine has several threads: its own look out for more work for some ten
-#: milliseconds afterwards, and in the meantime keep the engine's from working. In seconds.
+#: What PyTorch has to gain where the engine has several threads: its own look out for more work for some milliseconds
+#: afterwards, and in the meantime keep the engine's from working. In seconds.
 _BUSY_AFTER = 5e-4
+
+#: What PyTorch does between the engine's stages on one thread, if that takes no longer; in seconds, by so many trials.
+_SHORT = 1e-3
+_TRIALS = 3
 
 
 class Stage(ABC):
@@ -51,6 +56,7 @@ def faster(
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(4):
         for run, seconds in zip(ways, times, strict=True):
+            wait_for_rest(threads)
             began = time.perf_counter()
             run(dict(values), batch, threads)
             seconds.append(time.perf_counter() - began)
@@ -74,6 +80,25 @@ class Plain(Stage):
             values[out] = compute(values)
             for name in done:
                 del values[name]
+
+
+class Between(Plain):
+    """Operations left to PyTorch between stages of the engine: if they are short, without waking PyTorch's threads."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self._times: dict[int, list[float]] = {}  # by batch
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        times = self._times.setdefault(batch, [])
+        if threads == 1 or (len(times) >= _TRIALS and min(times) > _SHORT):
+            return super().run(values, batch, threads)
+        began = time.perf_counter()
+        with quiet():
+            super().run(values, batch, threads)
+        if len(times) < _TRIALS:
+            times.append(time.perf_counter() - began)
+        return None
 
 
 class Images(Stage):
@@ -324,6 +349,6 @@ def _stage(
         try:
             stage.program(1, threads)
         except NoTilingError:
-            return Plain(chain)
+            return Between(chain)
         return stage
-    return Plain(chain)
+    return Between(chain)

@@ -67,8 +67,10 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
     wait();
   }
 
-  // After this a thread that comes late finds nothing to do.
-  void end() { published_.store(kOver, std::memory_order_release); }
+  void end() {
+    published_.store(kOver, std::memory_order_release);
+    if (lent_) shared_pool().recall(*this);
+  }
 
   void help() override {
     const size_t mine = 1 + joined_.fetch_add(1, std::memory_order_relaxed) % (shares_.size() - 1);
