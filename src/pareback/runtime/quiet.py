@@ -1,4 +1,4 @@
-"""Keeps PyTorch to the calling thread: after each piece of work its other threads look out for more for milliseconds."""
+"""Keeps PyTorch to the calling thread: its other threads look out for more work for milliseconds after each piece."""
 
 from __future__ import annotations
 

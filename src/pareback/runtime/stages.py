@@ -52,7 +52,7 @@ class Stage(ABC):
 def faster(
     ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int, margin: float = 0.0
 ) -> int:
-    """Return the number of the fastest of several ways to run a stage; the first if it takes ``margin`` longer at most."""
+    """Return the fastest of several ways to run a stage, by number; the first if it takes ``margin`` longer at most."""
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(4):
         for run, seconds in zip(ways, times, strict=True):

@@ -22,21 +22,23 @@ namespace pareback {
 
 // Looks out for something that another thread is about to do. At first without leaving the processor; then others may
 // have it in between, as the one that is waited for might need it; and not for long.
+using Clock = std::chrono::steady_clock;
+constexpr auto kPatience = std::chrono::microseconds(200);
+
 template <typename Condition>
 bool soon(const Condition& condition) {
   constexpr int at_once = 256;
-  constexpr auto patience = std::chrono::microseconds(200);
   for (int i = 0; i < at_once; ++i) {
     if (condition()) return true;
 #if defined(__x86_64__)
     _mm_pause();
 #endif
   }
-  const auto until = std::chrono::steady_clock::now() + patience;
+  const auto until = Clock::now() + kPatience;
   do {
     if (condition()) return true;
     std::this_thread::yield();
-  } while (std::chrono::steady_clock::now() < until);
+  } while (Clock::now() < until);
   return condition();
 }
 
@@ -63,8 +65,9 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
       shares_[i].left.store(packed(number_, i * portions / threads, (i + 1) * portions / threads),
                             std::memory_order_release);
     published_.store(number_, std::memory_order_release);
-    work_from(0);
-    wait();
+    const Clock::time_point began = Clock::now();
+    const int64_t mine = work_from(0);
+    wait(began, mine);
   }
 
   void end() {
@@ -103,8 +106,13 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
 
   // Threads that are there share anything that takes longer than to tell them. To wake them has to pay.
   bool worth_sharing(double nanoseconds) {
+    if (alone_) return false;
     if (present_.load(std::memory_order_relaxed) > 0) return nanoseconds > 3'000;
     if (nanoseconds < (lent_ ? 400'000 : 40'000)) return false;
+    if (!lent_ && Clock::now().time_since_epoch().count() < alone_until().load(std::memory_order_relaxed)) {
+      alone_ = true;
+      return false;
+    }
     const int wanted = static_cast<int>(shares_.size()) - 1;
     present_.fetch_add(wanted, std::memory_order_relaxed);
     const int sent = shared_pool().lend(wanted, shared_from_this());
@@ -114,12 +122,13 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
   }
 
   // Takes portions until none are left: one's own from the first, then those of others from the last.
-  void work_from(size_t mine) {
-    while (work_on(shares_[mine], true)) {
-    }
+  // Returns how many.
+  int64_t work_from(size_t mine) {
+    int64_t taken = 0;
+    while (work_on(shares_[mine], true)) ++taken;
     for (size_t i = 1; i < shares_.size(); ++i)
-      while (work_on(shares_[(mine + i) % shares_.size()], false)) {
-      }
+      while (work_on(shares_[(mine + i) % shares_.size()], false)) ++taken;
+    return taken;
   }
 
   bool work_on(Share& share, bool own) {
@@ -140,13 +149,28 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
     return true;
   }
 
-  void wait() {
+  // Waits for portions that others are at. One that takes far longer than the caller's own did has lost its processor to
+  // another program: where there are not enough of them, to go on alone is faster for a while.
+  void wait(Clock::time_point began, int64_t mine) {
     const auto done = [this] { return left_.load() == 0; };
+    const Clock::time_point worked = Clock::now();
     if (soon(done)) return;
-    std::unique_lock<std::mutex> lock(mutex_);
-    waiting_ = true;
-    done_.wait(lock, done);
-    waiting_ = false;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      waiting_ = true;
+      done_.wait(lock, done);
+      waiting_ = false;
+    }
+    const Clock::duration waited = Clock::now() - worked;
+    if (waited < 2 * (worked - began) / std::max<int64_t>(mine, 1) + 2 * kPatience) return;
+    alone_ = true;
+    alone_until().store((worked + 10 * waited).time_since_epoch().count(), std::memory_order_relaxed);
+  }
+
+  // Until when, on the steady clock, new teams have no other threads.
+  static std::atomic<Clock::rep>& alone_until() {
+    static std::atomic<Clock::rep> until{0};
+    return until;
   }
 
   std::vector<Share> shares_;
@@ -154,7 +178,7 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
   alignas(128) std::atomic<int64_t> left_{0};
   alignas(128) Step step_{};
   uint32_t number_ = 0;
-  bool lent_ = false;
+  bool lent_ = false, alone_ = false;
   std::atomic<int> present_{0}, joined_{0};
   std::atomic<bool> waiting_{false};
   std::mutex mutex_;

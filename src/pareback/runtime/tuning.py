@@ -141,7 +141,7 @@ class Layer:
                 yield replace(choice, block=block, chunk=_CHUNK)
 
     def divided(self, choice: Choice, threads: int) -> Iterator[Choice]:
-        """Yield the same tiles and blocks with output channels divided among threads, in one portion each or in more."""
+        """Yield the same tiles and blocks with output channels divided among threads, in one portion each or more."""
         yield choice
         if not choice.dense:
             channels = self.target.channels
