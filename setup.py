@@ -33,7 +33,7 @@ setup(
         library(
             "runtime._engine",
             "src/pareback/runtime/engine.cpp",
-            [f"src/pareback/runtime/{name}.h" for name in ("lanes", "linear", "attention")] + list(SHARED),
+            [f"src/pareback/runtime/{name}.h" for name in ("lanes", "linear", "attention", "team")] + list(SHARED),
             FASTEST,
         ),
     ]

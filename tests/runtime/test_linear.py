@@ -104,8 +104,8 @@ def test_all_choices_agree(vectors: int, activation: int) -> None:
     if activation != library.NONE:
         truth = truth.relu() if activation == library.RELU else nn.functional.gelu(truth)
     for threads in (1, 3):
-        layer = RowLayer(Taps(weight[:, :, None, None]), bias, source, target, activation, threads=threads)
-        choices = list(layer.choices())
+        layer = RowLayer(Taps(weight[:, :, None, None]), bias, source, target, activation)
+        choices = list(dict.fromkeys(way for one in layer.choices() for way in layer.divided(one, threads)))
         assert len({(choice.block, choice.chunk) for choice in choices}) > 2
         for choice in choices:
             arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))

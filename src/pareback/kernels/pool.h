@@ -1,67 +1,168 @@
 // A few sleeping threads, shared by everything in one library that divides its work.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
-#include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #if !defined(_WIN32)
 #include <pthread.h>
 #endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace pareback {
 
-// Threads wait on a condition variable rather than spin: the machine is busy with PyTorch's own.
-class Pool {
+// What threads can be lent to. It may be over before one of them comes, which then finds nothing to do.
+class Job {
  public:
-  void run(int threads, const std::function<void()>& work) {
-    std::lock_guard<std::mutex> one_caller(calls_);
-    grow(threads - 1);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      work_ = &work;
-      wanted_ = threads - 1;
-      running_ = threads - 1;
-      ++round_;
-    }
-    wake_.notify_all();
-    work();
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
-    work_ = nullptr;
+  virtual ~Job() = default;
+  virtual void help() = 0;
+};
+
+// Where threads may run that are to work beside the caller. In a virtual machine Linux takes a processor that sleeps for
+// one that its host has taken away, and leaves a thread that is woken where the one is that woke it: one after the other.
+class Elsewhere {
+ public:
+#if defined(__linux__)
+  Elsewhere() {
+    known_ = sched_getaffinity(0, sizeof allowed_, &allowed_) == 0;
+    const int here = sched_getcpu();
+    if (known_ && here >= 0 && here < CPU_SETSIZE) CPU_CLR(here, &allowed_);
+  }
+  bool exists() const { return !known_ || CPU_COUNT(&allowed_) > 0; }
+  bool operator==(const Elsewhere& other) const {
+    return known_ == other.known_ && (!known_ || CPU_EQUAL(&allowed_, &other.allowed_));
+  }
+  void send(std::thread& thread) const {
+    if (known_) pthread_setaffinity_np(thread.native_handle(), sizeof allowed_, &allowed_);
   }
 
  private:
-  void grow(int workers) {
-    while (static_cast<int>(threads_) < workers) {
-      const int index = static_cast<int>(threads_++);
-      uint64_t seen = round_;
-      std::thread([this, index, seen] { loop(index, seen); }).detach();
+  cpu_set_t allowed_;
+  bool known_;
+#else
+  bool exists() const { return true; }
+  bool operator==(const Elsewhere&) const { return true; }
+  void send(std::thread&) const {}
+#endif
+};
+
+// Threads wait on condition variables rather than spin: the machine is busy with PyTorch's own. Whoever calls works
+// too, and never waits for a thread that has not begun: several callers share the threads there are.
+class Pool {
+ public:
+  // Sends up to `number` threads that have nothing to do to a job, and returns how many.
+  int lend(int number, const std::shared_ptr<Job>& job) {
+    std::vector<Worker*> sent;
+    const Elsewhere elsewhere;
+    if (!elsewhere.exists()) return 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      most_ = std::max(most_, number);
+      while (static_cast<int>(sent.size()) < number && (!idle_.empty() || threads_ < most_)) {
+        Worker* worker = idle_.empty() ? grown() : idle_.back();
+        if (!idle_.empty()) idle_.pop_back();
+        if (!(worker->place == elsewhere)) elsewhere.send(worker->thread);
+        worker->place = elsewhere;
+        worker->job = job;
+        coming_.push_back(worker);
+        sent.push_back(worker);
+      }
     }
+    for (Worker* worker : sent) worker->wake.notify_one();
+    return static_cast<int>(sent.size());
   }
 
-  void loop(int index, uint64_t seen) {
+  // Calls back threads that were sent to a job and have not begun.
+  void recall(const Job& job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto sent = std::partition(coming_.begin(), coming_.end(), [&](Worker* one) { return one->job.get() != &job; });
+    for (auto worker = sent; worker != coming_.end(); ++worker) {
+      (*worker)->job = nullptr;
+      idle_.push_back(*worker);
+    }
+    coming_.erase(sent, coming_.end());
+  }
+
+  // Has `work` called by up to so many threads, the caller among them, which share what there is to do.
+  void run(int threads, const std::function<void()>& work) {
+    const auto job = std::make_shared<Shared>(&work);
+    lend(threads - 1, job);
+    work();
+    recall(*job);
+    job->end();
+  }
+
+ private:
+  // Never destroyed: threads may outlive static destructors.
+  struct Worker {
+    std::condition_variable wake;
+    std::shared_ptr<Job> job;
+    std::thread thread;
+    std::optional<Elsewhere> place;
+  };
+
+  class Shared : public Job {
+   public:
+    explicit Shared(const std::function<void()>* work) : work_(work) {}
+
+    void help() override {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (work_ == nullptr) return;
+        ++helping_;
+      }
+      (*work_)();
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--helping_ == 0) done_.notify_one();
+    }
+
+    void end() {
+      std::unique_lock<std::mutex> lock(mutex_);
+      done_.wait(lock, [this] { return helping_ == 0; });
+      work_ = nullptr;
+    }
+
+   private:
+    const std::function<void()>* work_;
+    std::mutex mutex_;
+    std::condition_variable done_;
+    int helping_ = 0;
+  };
+
+  Worker* grown() {
+    auto* worker = new Worker;
+    ++threads_;
+    worker->thread = std::thread([this, worker] { loop(*worker); });
+    return worker;
+  }
+
+  void loop(Worker& worker) {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return round_ != seen; });
-      seen = round_;
-      if (index >= wanted_) continue;
-      const std::function<void()>* work = work_;
+      worker.wake.wait(lock, [&] { return worker.job != nullptr; });
+      std::shared_ptr<Job> job = std::move(worker.job);
+      coming_.erase(std::find(coming_.begin(), coming_.end(), &worker));
       lock.unlock();
-      (*work)();
+      job->help();
+      job.reset();
       lock.lock();
-      if (--running_ == 0) done_.notify_one();
+      worker.job = nullptr;
+      idle_.push_back(&worker);
     }
   }
 
-  std::mutex calls_, mutex_;
-  std::condition_variable wake_, done_;
-  const std::function<void()>* work_ = nullptr;
-  size_t threads_ = 0;
-  int wanted_ = 0, running_ = 0;
-  uint64_t round_ = 0;
+  std::mutex mutex_;
+  std::vector<Worker*> idle_, coming_;
+  int threads_ = 0;
+  int most_ = static_cast<int>(std::thread::hardware_concurrency()) - 1;
 };
 
 // Never destroyed: its threads may outlive static destructors.

@@ -43,9 +43,13 @@ class Captured:
     spec: Any  #: the structure the model returns its results in
     unforeseen: set[str] = field(default_factory=set)  #: values whose sizes follow from the data, not from the batch
 
+    _known: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+
     def shape(self, name: str, batch: int) -> tuple[int, ...]:
         """Return a value's shape for a batch of this size."""
-        return tuple(_size(size, batch) for size in self.shapes[name])
+        if (name, batch) not in self._known:  # as expressions take longer than many a layer
+            self._known[name, batch] = tuple(_size(size, batch) for size in self.shapes[name])
+        return self._known[name, batch]
 
 
 def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:

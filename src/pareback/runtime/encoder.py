@@ -93,7 +93,7 @@ class EncoderProgram:
     def _linear(self, operation: Convolution) -> library.Operation:
         source, target = self._layout(operation.x), self._layout(operation.out)
         activation = ACTIVATIONS[operation.activation]
-        layer = RowLayer(operation.taps, operation.bias, source, target, activation, threads=self._threads)
+        layer = RowLayer(operation.taps, operation.bias, source, target, activation)
         residual = None if operation.residual is None else (self._places.of(operation.residual), target)
         return layer.operation(
             self._tuner.choose(layer, self._threads),

@@ -13,6 +13,7 @@
 
 #include "../kernels/isa.h"
 #include "../kernels/pool.h"
+#include "team.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -252,38 +253,32 @@ int64_t items_of(const Conv& conv, const Slice& slice) {
   return down * across * ((conv.channels + conv.chunk - 1) / conv.chunk);
 }
 
-// Divides `items` among threads, in portions handed out as threads become free.
+// Divides `items` among a team, in portions; nobody else is there if it is null.
 template <typename Work>
-void divided(int threads, int64_t items, int64_t portion, const Work& work) {
-  std::atomic<int64_t> next{0};
-  const std::function<void()> loop = [&] {
-    for (int64_t first; (first = next.fetch_add(portion, std::memory_order_relaxed)) < items;)
-      work(first, std::min(items, first + portion));
-  };
-  if (threads > 1 && items > portion)
-    pareback::shared_pool().run(threads, loop);
+void divided(pareback::Team* team, int64_t items, int64_t portion, double nanoseconds, const Work& work) {
+  if (team != nullptr)
+    team->divide(items, portion, nanoseconds, work);
   else
-    loop();
+    work(0, items);
 }
 
-// To wake a thread takes some ten microseconds. What would end sooner is done by the caller alone.
-int useful(int threads, double nanoseconds) { return nanoseconds < 40'000 ? 1 : threads; }
+constexpr int64_t kPortions = 16;       // of a step over channels
+constexpr double kStripsTime = 50'000;  // nanoseconds that strips are taken to need at least
 
 template <typename Op>
-void over_channels(int threads, const Op& op, const Arena& arena, int64_t items, double nanoseconds_each,
+void over_channels(pareback::Team* team, const Op& op, const Arena& arena, int64_t items, double nanoseconds_each,
                    void (*work)(const Op&, const Arena&, int64_t)) {
-  threads = useful(threads, items * nanoseconds_each);
-  divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
+  divided(team, items, std::max<int64_t>(1, items / kPortions), items * nanoseconds_each, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) work(op, arena, item);
   });
 }
 
 // The same where only some rows of every channel are wanted.
 template <typename Op>
-void over_channels(int threads, const Op& op, const Arena& arena, const Slice& rows, int64_t items,
+void over_channels(pareback::Team* team, const Op& op, const Arena& arena, const Slice& rows, int64_t items,
                    double nanoseconds_per_row, void (*work)(const Op&, const Arena&, const Slice&, int64_t)) {
-  threads = useful(threads, items * nanoseconds_per_row * (rows.last - rows.first));
-  divided(threads, items, std::max<int64_t>(1, items / (4 * threads)), [&](int64_t first, int64_t last) {
+  const double nanoseconds = items * nanoseconds_per_row * (rows.last - rows.first);
+  divided(team, items, std::max<int64_t>(1, items / kPortions), nanoseconds, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) work(op, arena, rows, item);
   });
 }
@@ -295,7 +290,7 @@ float* scratch(size_t floats) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
 }
 
-bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, const Slice& slice, int threads) {
+bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, const Slice& slice, pareback::Team* team) {
   const ConvItem item = kernels.conv_of(conv);
   if (item == nullptr) return false;
   const size_t waiting =
@@ -303,17 +298,17 @@ bool run_conv(const Kernels& kernels, const Conv& conv, const Arena& arena, cons
   const double products = conv.weights != nullptr ? 0.5 * conv.channels * conv.taps
                                                   : conv.rows[conv.blocks * (conv.channels + 1) - 1];
   const double nanoseconds = 0.5 * (slice.last - slice.first) * conv.width * (products + 2.0 * conv.channels);
-  divided(useful(threads, nanoseconds), items_of(conv, slice), 1, [&](int64_t first, int64_t last) {
+  divided(team, items_of(conv, slice), 1, nanoseconds, [&](int64_t first, int64_t last) {
     float* sums = scratch(waiting);
     for (int64_t i = first; i < last; ++i) item(conv, arena, slice, i, sums);
   });
   return true;
 }
 
-void run_attention(const Kernels& kernels, const Attention& op, const Arena& arena, int threads) {
+void run_attention(const Kernels& kernels, const Attention& op, const Arena& arena, pareback::Team* team) {
   const int64_t strips = (op.vectors + kernels.strip - 1) / kernels.strip, items = op.heads * strips;
   const double products = 1.0 * op.heads * op.vectors * op.tokens * (op.depth + op.value_depth + 16);
-  divided(useful(threads, 0.25 * products), items, 1, [&](int64_t first, int64_t last) {
+  divided(team, items, 1, 0.25 * products, [&](int64_t first, int64_t last) {
     float* scores = scratch(op.vectors * kLanes * kernels.strip * kLanes);
     for (int64_t item = first; item < last; ++item) kernels.attention(op, arena, item, scores);
   });
@@ -327,14 +322,15 @@ const Op& as(const Step& step) {
 Slice slice_of(const Step& step, int64_t whole) { return step.slice.last < 0 ? Slice{0, whole} : step.slice; }
 
 // Returns −1, or the number of a step that this build does not know.
-int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int threads) {
+int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, pareback::Team* team) {
   static const Kernels& kernels = best_kernels();
   for (int64_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
-    if (threads > 1 && step.strips > 1) {
+    if (team != nullptr && step.strips > 1) {
       std::atomic<int64_t> wrong{-1};
-      divided(threads, step.strips, 1, [&](int64_t first, int64_t) {
-        const int64_t begin = i + first * step.length, at = run_steps(steps + begin, step.length, arena, 1);
+      team->divide(step.strips, 1, kStripsTime, [&](int64_t first, int64_t last) {
+        const int64_t begin = i + first * step.length;
+        const int64_t at = run_steps(steps + begin, (last - first) * step.length, arena, nullptr);
         if (at >= 0) wrong = begin + at;
       });
       if (wrong >= 0) return wrong;
@@ -343,63 +339,63 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
     }
     switch (step.kind) {
       case kConv:
-        if (!run_conv(kernels, as<Conv>(step), arena, slice_of(step, as<Conv>(step).height), threads)) return i;
+        if (!run_conv(kernels, as<Conv>(step), arena, slice_of(step, as<Conv>(step).height), team)) return i;
         break;
       case kPointwise: {
         const Pointwise& op = as<Pointwise>(step);
-        over_channels(threads, op, arena, slice_of(step, op.height), op.channels, 1.0 * op.width, kernels.pointwise);
+        over_channels(team, op, arena, slice_of(step, op.height), op.channels, 1.0 * op.width, kernels.pointwise);
         break;
       }
       case kMaximum: {
         const Window& op = as<Window>(step);
-        over_channels(threads, op, arena, slice_of(step, op.height), op.channels, 0.5 * op.width * op.size * op.size,
+        over_channels(team, op, arena, slice_of(step, op.height), op.channels, 0.5 * op.width * op.size * op.size,
                       kernels.maximum);
         break;
       }
       case kMean: {
         const Mean& op = as<Mean>(step);
-        over_channels(threads, op, arena, op.channels, 0.5 * op.height * op.width + 5.0, kernels.mean);
+        over_channels(team, op, arena, op.channels, 0.5 * op.height * op.width + 5.0, kernels.mean);
         break;
       }
       case kColumns: {
         const Columns& op = as<Columns>(step);
-        over_channels(threads, op, arena, op.slices, 4.0 * op.starts[op.slices] / op.slices, kernels.columns);
+        over_channels(team, op, arena, op.slices, 4.0 * op.starts[op.slices] / op.slices, kernels.columns);
         break;
       }
       case kHalo: {
         const Halo& op = as<Halo>(step);
-        over_channels(threads, op, arena, slice_of(step, op.count), op.channels, 1.0, kernels.halo);
+        over_channels(team, op, arena, slice_of(step, op.count), op.channels, 1.0, kernels.halo);
         break;
       }
       case kGather: {
         const Gather& op = as<Gather>(step);
-        over_channels(threads, op, arena, op.channels * op.images, 0.5 * op.count * op.rows, kernels.gather);
+        over_channels(team, op, arena, op.channels * op.images, 0.5 * op.count * op.rows, kernels.gather);
         break;
       }
       case kTranspose: {
         const Transpose& op = as<Transpose>(step);
-        over_channels(threads, op, arena, (op.rows + kLanes - 1) / kLanes, 4.0 * op.columns, kernels.transpose);
+        over_channels(team, op, arena, (op.rows + kLanes - 1) / kLanes, 12.0 * op.columns, kernels.transpose);
         break;
       }
       case kListed: {
         const Listed& op = as<Listed>(step);
         const int64_t items = op.parts * ((op.vectors + op.tile - 1) / op.tile);
         const double weights = static_cast<double>(op.lists[op.parts]) / 6;
-        over_channels(threads, op, arena, items, 0.5 * op.tile * weights / op.parts, kernels.listed);
+        over_channels(team, op, arena, items, 0.5 * op.tile * weights / op.parts, kernels.listed);
         break;
       }
       case kLookup: {
         const Lookup& op = as<Lookup>(step);
         if (kernels.lookup == nullptr) return i;
-        over_channels(threads, op, arena, op.parts, 1.5 * op.starts[3 * op.parts + 1] / op.parts, kernels.lookup);
+        over_channels(team, op, arena, op.parts, 1.5 * op.starts[3 * op.parts + 1] / op.parts, kernels.lookup);
         break;
       }
       case kAttention:
-        run_attention(kernels, as<Attention>(step), arena, threads);
+        run_attention(kernels, as<Attention>(step), arena, team);
         break;
       case kNormalization: {
         const Normalization& op = as<Normalization>(step);
-        over_channels(threads, op, arena, (op.vectors + 1) / 2, 2.0 * op.channels, kernels.normalization);
+        over_channels(team, op, arena, (op.vectors + 1) / 2, 8.0 * op.channels, kernels.normalization);
         break;
       }
       default:
@@ -413,7 +409,12 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, int thre
 
 // Runs `count` steps, each of them divided among threads.
 EXPORT int64_t pareback_run(const Step* steps, int64_t count, float* base, float* const* brought, int32_t threads) {
-  return run_steps(steps, count, Arena{base, brought}, threads);
+  const Arena arena{base, brought};
+  if (threads < 2) return run_steps(steps, count, arena, nullptr);
+  const auto team = std::make_shared<pareback::Team>(threads);
+  const int64_t wrong = run_steps(steps, count, arena, team.get());
+  team->end();
+  return wrong;
 }
 
 // Runs the same steps `times` times, each time whole on one thread; `bases` are as many arenas as threads, and `brought`
@@ -425,7 +426,7 @@ EXPORT int64_t pareback_run_each(const Step* steps, int64_t count, float* const*
   const std::function<void()> loop = [&] {
     float* base = bases[thread.fetch_add(1)];
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < times;) {
-      const int64_t step = run_steps(steps, count, Arena{base, brought + i * places}, 1);
+      const int64_t step = run_steps(steps, count, Arena{base, brought + i * places}, nullptr);
       if (step >= 0) wrong = step;
     }
   };

@@ -19,6 +19,7 @@ from .images import Chain
 from .joining import joined
 from .operations import Attention, Convolution, Name, Normalization, Other
 from .order import last_readers
+from .quiet import wait_for_rest
 from .stages import Plain, Rows, Tokens, divided
 
 
@@ -147,6 +148,7 @@ class Engine:
         for _ in range(4):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
                 mine = tuple(x.clone() for x in inputs)  # a model may change its input
+                wait_for_rest(self._threads)
                 began = time.perf_counter()
                 run(mine)
                 times[dense].append(time.perf_counter() - began)

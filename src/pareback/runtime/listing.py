@@ -90,7 +90,6 @@ def _as_sixteen_bits(numbers: Tensor) -> Tensor:
 class RowLayer(Layer):
     """A linear layer over rows in lanes."""
 
-    threads: int = 1
     _listings: dict[tuple[int, int], Listing] = field(default_factory=dict, compare=False)
 
     def operation(
@@ -129,16 +128,14 @@ class RowLayer(Layer):
         vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
         most = min(inputs, (2**16 - 1) * _UNIT // (vectors * LANES * 4) + 1)
         most = min(most, max(LANES, int(_SUMMED / max(self.taps.density, _SUMMED / inputs))))
-        parts = {1} if self.threads == 1 else {self.threads, 4 * self.threads}
         for tile in self._tiles():
             fitting = {size // (tile * LANES * 4) for size in _CACHED}
             for block in sorted({most, *(block for block in fitting if block < most)}):
-                for part in sorted({min(_MOST_OUTPUTS, -(-outputs // number)) for number in parts}):
-                    yield Choice(False, (1, tile), block, part)
+                yield Choice(False, (1, tile), block, min(_MOST_OUTPUTS, outputs))
         yield from (choice for choice in super().choices() if choice.dense)
 
     def variations(self, choice: Choice) -> Iterator[Choice]:
-        """Yield nothing: the choices have all blocks and parts already."""
+        """Yield nothing: the choices have all blocks already."""
         yield from ()
 
     def _tiles(self) -> list[int]:

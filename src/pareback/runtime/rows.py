@@ -102,7 +102,7 @@ def _in_lanes(
     for number, operation in enumerate(layers):
         target = layout_of(operation.taps.weight.shape[0], rows)
         activation = ACTIVATIONS[operation.activation]
-        layer = RowLayer(operation.taps, operation.bias, source, target, activation, threads=threads)
+        layer = RowLayer(operation.taps, operation.bias, source, target, activation)
         start, end = places.of(str(number)), places.take(str(number + 1), target.floats)
         steps.append(layer.operation(tuner.choose(layer, threads), start, end, None))
         places.give_back(str(number))

@@ -20,6 +20,7 @@ from .layout import LANES
 from .operations import Convolution, Encoder, Largest, Operation, reads
 from .order import last_readers
 from .patches import over_patches
+from .quiet import quiet, wait_for_rest
 from .rows import RowProgram
 from .tiling import NoTilingError, tiled
 from .tokens import with_encoders
@@ -27,6 +28,14 @@ from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.
 _MOST_ROWS = 14 * LANES
+
+#: What PyTorch has to gain where the engine has several threads: its own look out for more work for some milliseconds
+#: afterwards, and in the meantime keep the engine's from working. In seconds.
+_BUSY_AFTER = 5e-4
+
+#: What PyTorch does between the engine's stages on one thread, if that takes no longer; in seconds, by so many trials.
+_SHORT = 1e-3
+_TRIALS = 3
 
 
 class Stage(ABC):
@@ -40,15 +49,18 @@ class Stage(ABC):
         """Add the stage's results to ``values``."""
 
 
-def faster(ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int) -> int:
-    """Return the number of the fastest of several ways to run a stage."""
+def faster(
+    ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int, margin: float = 0.0
+) -> int:
+    """Return the fastest of several ways to run a stage, by number; the first if it takes ``margin`` longer at most."""
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(4):
         for run, seconds in zip(ways, times, strict=True):
+            wait_for_rest(threads)
             began = time.perf_counter()
             run(dict(values), batch, threads)
             seconds.append(time.perf_counter() - began)
-    return min(range(len(ways)), key=lambda way: min(times[way][1:]))
+    return min(range(len(ways)), key=lambda way: min(times[way][1:]) + (margin if way else 0.0))
 
 
 class Plain(Stage):
@@ -68,6 +80,25 @@ class Plain(Stage):
             values[out] = compute(values)
             for name in done:
                 del values[name]
+
+
+class Between(Plain):
+    """Operations left to PyTorch between stages of the engine: if they are short, without waking PyTorch's threads."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self._times: dict[int, list[float]] = {}  # by batch
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        times = self._times.setdefault(batch, [])
+        if threads == 1 or (len(times) >= _TRIALS and min(times) > _SHORT):
+            return super().run(values, batch, threads)
+        began = time.perf_counter()
+        with quiet():
+            super().run(values, batch, threads)
+        if len(times) < _TRIALS:
+            times.append(time.perf_counter() - began)
+        return None
 
 
 class Images(Stage):
@@ -176,7 +207,8 @@ class Rows(Stage):
         x = values[self.chain.inputs[0]]
         rows = x.numel() // x.shape[-1]
         if rows not in self._densely:
-            self._densely[rows] = faster([self._run_sparsely, self._plain.run], values, batch, threads) == 1
+            margin = 0.0 if threads == 1 else _BUSY_AFTER
+            self._densely[rows] = faster([self._run_sparsely, self._plain.run], values, batch, threads, margin) == 1
         (self._plain.run if self._densely[rows] else self._run_sparsely)(values, batch, threads)
 
     def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
@@ -317,6 +349,6 @@ def _stage(
         try:
             stage.program(1, threads)
         except NoTilingError:
-            return Plain(chain)
+            return Between(chain)
         return stage
-    return Plain(chain)
+    return Between(chain)

@@ -55,12 +55,17 @@ def strips(rows: int, heights: Sequence[int], row_bytes: int, threads: int) -> S
 
     >>> strips(14, [2, 1], 2**16, 1)
     [(0, 4), (4, 8), (8, 12), (12, 14)]
+    >>> strips(8, [1], 2**18 // 3, 2)
+    [(0, 2), (2, 4), (4, 6), (6, 8)]
     >>> strips(7, [7], 2**20, 1)
     [(0, 7)]
     """
     unit = math.lcm(*heights)
     most = min(_STRIP_BYTES // row_bytes, -(-rows // threads))
     height = unit * max(1, most // unit)
+    if threads > 1:  # as many strips for one as for the other
+        number = -(-rows // (height * threads)) * threads
+        height = unit * -(-rows // (unit * number))
     firsts = list(range(0, rows, height))
     if len(firsts) > 1 and rows - firsts[-1] < max(heights, default=1):
         firsts.pop()  # no tile fits what is left: the strip before has it too

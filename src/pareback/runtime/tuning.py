@@ -34,6 +34,10 @@ _FIRST_LEVEL = 32 * 1024
 _SHAPES_TO_VARY = 3
 #: After every round those are left that took at most so many times as long as the best.
 _ROUNDS = (3.0, 2.0, 1.5, 1.3, 1.2)
+#: Into how many portions per thread the output channels may be divided.
+_PORTIONS = (1, 2, 4)
+#: Several threads do a layer so many times in a row: they are there already when a program comes to a layer.
+_TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,14 @@ class Layer:
             for block in self._blocks():
                 yield replace(choice, block=block, chunk=_CHUNK)
 
+    def divided(self, choice: Choice, threads: int) -> Iterator[Choice]:
+        """Yield the same tiles and blocks with output channels divided among threads, in one portion each or more."""
+        yield choice
+        if not choice.dense:
+            channels = self.target.channels
+            for number in _PORTIONS:
+                yield replace(choice, chunk=-(-channels // (threads * number)))
+
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
         weight = self.taps.weight
@@ -150,7 +162,7 @@ class Layer:
         ]
         return "-".join(
             map(str, [*parts, self.target.tile_height, self.target.tile_width, threads, library.register_bits()])
-        )
+        ) + ("" if threads == 1 else "-together")
 
 
 def _waste(shape: tuple[int, int], height: int, width: int) -> float:
@@ -175,8 +187,13 @@ class Tuner:
         return self._known[key]
 
     def _fastest(self, layer: Layer, threads: int) -> Choice:
-        """Try all shapes of tiles, then all numbers of channels with the shapes that did best."""
+        """Try all shapes of tiles, then all numbers of channels with the shapes that did best.
+
+        For several threads, only try how to divide what is best for one: their times depend on what else runs.
+        """
         arena = aligned(torch.rand(layer.source.floats + layer.target.floats, dtype=torch.float32, device="cpu"))
+        if threads > 1:
+            return _fastest_together(layer, layer.divided(self.choose(layer, 1), threads), arena, threads)
         shapes = _ranking(layer, layer.choices(), arena, threads)[:_SHAPES_TO_VARY]
         varied = [shapes[0], *(variation for shape in shapes for variation in layer.variations(shape))]
         return _ranking(layer, varied, arena, threads)[0]
@@ -216,6 +233,21 @@ def _timed(program: library.Program, arena: int, threads: int) -> float:
     except RuntimeError:  # a shape that this instruction set has no registers for
         return math.inf
     return clock() - began
+
+
+def _fastest_together(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor, threads: int) -> Choice:
+    """Return the choice that is fastest for several threads which are all there already, as they are in a program."""
+    programs = {
+        choice: library.Program([layer.operation(choice, 0, layer.source.floats, None)] * _TOGETHER)
+        for choice in choices
+    }
+    times = dict.fromkeys(programs, math.inf)
+    for _ in _ROUNDS if len(programs) > 1 else ():
+        for choice, program in programs.items():
+            began = time.perf_counter()
+            program.run(arena.data_ptr(), [], threads)
+            times[choice] = min(times[choice], time.perf_counter() - began)
+    return min(times, key=times.__getitem__)
 
 
 def _read(path: Path) -> dict[str, Choice]:

@@ -1,0 +1,51 @@
+"""Keeps PyTorch to the calling thread: its other threads look out for more work for milliseconds after each piece."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+#: How long PyTorch's threads look out at most, as far as was seen. In seconds.
+REST = 0.01
+
+
+def _setter() -> Any:
+    try:
+        return ctypes.CDLL(None).omp_set_num_threads
+    except (OSError, TypeError, AttributeError):  # no OpenMP, or none that can be seen
+        return None
+
+
+_set_threads = _setter()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let PyTorch use one thread for what this thread asks of it; nothing changes for others.
+
+    ``torch.set_num_threads`` would be for the whole process.
+
+    >>> with quiet():
+    ...     torch.ones(3).sum()
+    tensor(3.)
+    """
+    before = torch.get_num_threads()
+    if before == 1 or _set_threads is None:
+        yield
+        return
+    _set_threads(1)
+    try:
+        yield
+    finally:
+        _set_threads(before)
+
+
+def wait_for_rest(threads: int) -> None:
+    """Wait until PyTorch's threads no longer keep an engine's from working, before the engine is timed."""
+    if threads > 1 and torch.get_num_threads() > 1:
+        time.sleep(REST)
