@@ -34,6 +34,8 @@ _FIRST_LEVEL = 32 * 1024
 _SHAPES_TO_VARY = 3
 #: After every round those are left that took at most so many times as long as the best.
 _ROUNDS = (3.0, 2.0, 1.5, 1.3, 1.2)
+#: So many products of lane vectors are enough to time a layer by: about half a millisecond.
+_TO_TIME = 2**20
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,17 @@ class Layer:
             for block in self._blocks():
                 yield replace(choice, block=block, chunk=_CHUNK)
 
+    def sample(self, choice: Choice, threads: int) -> tuple[int, float]:
+        """Return how many rows to time a way by, in whole tiles, and how many times as long all of them take."""
+        height = self.target.tile_height
+        if threads > 1:  # who divide what there is
+            return height, 1.0
+        weight = self.taps.weight
+        products = weight.numel() * (1.0 if choice.dense else self.taps.density) * self.target.tile_width
+        tiles = -(-height // choice.rows)
+        enough = min(tiles, math.ceil(_TO_TIME / max(1.0, products * choice.rows)))
+        return min(height, enough * choice.rows), tiles / enough
+
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
         weight = self.taps.weight
@@ -196,26 +209,37 @@ class Tuner:
 
 def _ranking(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor, threads: int) -> list[Choice]:
     """Return the choices, the fastest first. They take turns, as a machine is slower for a while now and then."""
-    programs = {choice: library.Program([layer.operation(choice, 0, layer.source.floats, None)]) for choice in choices}
-    times = dict.fromkeys(programs, math.inf)
-    left = list(programs)
+    trials = {choice: _Trial(layer, choice, threads) for choice in choices}
+    times = dict.fromkeys(trials, math.inf)
+    left = list(trials)
     for leave_at in _ROUNDS:
         for choice in left:
-            times[choice] = min(times[choice], _timed(programs[choice], arena.data_ptr(), threads))
+            times[choice] = min(times[choice], trials[choice].seconds(arena.data_ptr()))
         best = min(times.values())
         left = [choice for choice in left if times[choice] <= leave_at * best]
     return sorted(times, key=times.__getitem__)
 
 
-def _timed(program: library.Program, arena: int, threads: int) -> float:
-    # One thread's own time does not depend on what else the machine does.
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    began = clock()
-    try:
-        program.run(arena, [], threads)
-    except RuntimeError:  # a shape that this instruction set has no registers for
-        return math.inf
-    return clock() - began
+class _Trial:
+    """A way to run a layer, to be timed by some of its rows."""
+
+    def __init__(self, layer: Layer, choice: Choice, threads: int) -> None:
+        rows, self._times_as_long = layer.sample(choice, threads)
+        whole = rows == layer.target.tile_height
+        operation = layer.operation(choice, 0, layer.source.floats, None)
+        self._program = library.Program([operation if whole else library.Part(operation, 0, rows)])
+        self._threads = threads
+        # One thread's own time does not depend on what else the machine does.
+        self._clock = time.thread_time if threads == 1 else time.perf_counter
+
+    def seconds(self, arena: int) -> float:
+        """Return how long the whole layer would take."""
+        began = self._clock()
+        try:
+            self._program.run(arena, [], self._threads)
+        except RuntimeError:  # a shape that this instruction set has no registers for
+            return math.inf
+        return (self._clock() - began) * self._times_as_long
 
 
 def _read(path: Path) -> dict[str, Choice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Taps:
     dilation: int = 1
     groups: int = 1
 
-    @property
+    @cached_property
     def density(self) -> float:
         """The share of weights that are not zero."""
         return float((self.weight != 0).float().mean())
