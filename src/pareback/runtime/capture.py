@@ -42,10 +42,14 @@ class Captured:
     graph: fx.GraphModule
     spec: Any  #: the structure the model returns its results in
     unforeseen: set[str] = field(default_factory=set)  #: values whose sizes follow from the data, not from the batch
+    _known: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)  # expressions are slow to evaluate
 
     def shape(self, name: str, batch: int) -> tuple[int, ...]:
         """Return a value's shape for a batch of this size."""
-        return tuple(_size(size, batch) for size in self.shapes[name])
+        known = self._known.get((name, batch))
+        if known is None:
+            known = self._known[name, batch] = tuple(_size(size, batch) for size in self.shapes[name])
+        return known
 
 
 def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:

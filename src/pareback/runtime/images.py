@@ -35,7 +35,8 @@ class Chain:
 
 
 def _addresses(inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int) -> list[int]:
-    return [t.data_ptr() + first * t[0].numel() * 4 for t in (*inputs, *outputs)]
+    batch = len(inputs[0])
+    return [t.data_ptr() + first * (t.numel() // batch) * 4 for t in (*inputs, *outputs)]
 
 
 class ImageProgram:
