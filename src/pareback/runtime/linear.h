@@ -1,11 +1,6 @@
 // Sparse linear layers, as lanes.h has them for any convolution but faster: a layer of them reads far more weights than
 // activations, so their lists are read once, in order, and in six bytes per weight. Included by lanes.h.
 
-// How far ahead of its use a list is brought into the cache; the processor's own prefetching stops at every page.
-constexpr int kAhead = 1024;
-
-inline void prefetch(const void* at) { __builtin_prefetch(at); }
-
 // Where the inputs of four weights are, in units of eight bytes.
 struct FourPlaces {
 #if WIDTH == 16
