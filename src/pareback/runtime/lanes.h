@@ -354,7 +354,7 @@ ConvItem row_shape() {
 template <int C, int W>
 ConvItem dense_shape(int32_t stride) {
   if constexpr ((C + 1) * W * kRegisters <= kRoom + 2 || C * W == 1)
-    return stride == 1 ? dense_item<C, W, 1> : dense_item<C, W, 0>;
+    return stride == 1 ? dense_item<C, W, 1> : stride == 2 ? dense_item<C, W, 2> : dense_item<C, W, 0>;
   return nullptr;
 }
 
