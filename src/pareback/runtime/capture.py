@@ -42,7 +42,6 @@ class Captured:
     graph: fx.GraphModule
     spec: Any  #: the structure the model returns its results in
     unforeseen: set[str] = field(default_factory=set)  #: values whose sizes follow from the data, not from the batch
-
     _known: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
 
     def shape(self, name: str, batch: int) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from . import library
-from .images import ACTIVATIONS
 from .layout import LANES, Layout
+from .library import ACTIVATIONS
 from .listing import RowLayer
 from .memory import Memory, Places
 from .operations import Attention, Convolution, Encoder, Heads, Normalization, Operation, Sum, reads

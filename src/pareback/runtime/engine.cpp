@@ -42,8 +42,10 @@ struct Arena {
   float* at(int64_t offset) const { return offset >= 0 ? base + offset : brought[-2 - offset]; }
 };
 
+// Weights of a sparse convolution lie in fours: the places of their inputs, in bytes from the first input vector of a
+// tile, before their values. Those that are left over of an output channel follow one by one.
 struct Nonzero {
-  int32_t offset;  // bytes from the first input vector of a tile
+  int32_t offset;
   float value;
 };
 

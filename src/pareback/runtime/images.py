@@ -9,6 +9,8 @@ from torch import Tensor
 
 from . import library
 from .layout import LANES, Layout
+from .library import ACTIVATIONS
+from .linear import linear_steps
 from .memory import Memory, Places
 from .operations import Affine, Average, Convolution, Largest, Operation, Regrid, Sum, reads
 from .strips import BY_ROWS, Strips, in_strips, reads_by_row, runs, strips
@@ -16,7 +18,6 @@ from .tiling import Shape, tiled
 from .tuning import Layer, Tuner
 from .weights import aligned
 
-ACTIVATIONS = {"none": library.NONE, "relu": library.RELU, "gelu": library.GELU}
 KINDS = (Convolution, Affine, Sum, Largest, Average)
 
 
@@ -29,13 +30,25 @@ class Chain:
     outputs: list[str]
 
     @property
+    def head(self) -> Convolution | None:
+        """A linear layer over the means of images, at the end."""
+        last = self.operations[-1]
+        return last if isinstance(last, Convolution) and last.over_rows else None
+
+    @property
+    def over_images(self) -> list[Operation]:
+        """The operations before it."""
+        return [operation for operation in self.operations if operation is not self.head]
+
+    @property
     def names(self) -> list[str]:
         """Everything that is read or computed."""
         return [*self.inputs, *(operation.out for operation in self.operations)]
 
 
 def _addresses(inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int) -> list[int]:
-    return [t.data_ptr() + first * t[0].numel() * 4 for t in (*inputs, *outputs)]
+    batch = len(inputs[0])
+    return [t.data_ptr() + first * (t.numel() // batch) * 4 for t in (*inputs, *outputs)]
 
 
 class ImageProgram:
@@ -44,8 +57,8 @@ class ImageProgram:
     def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner, threads: int) -> None:
         self.images = images
         self._chain, self._shapes, self._tuner, self._threads = chain, shapes, tuner, threads
-        in_lanes = {name: shape for name, shape in shapes.items() if not self._is_average(name)}
-        tiling = tiled(chain.operations, in_lanes, images)
+        in_lanes = {name: shape for name, shape in shapes.items() if not self._is_matrix(name)}
+        tiling = tiled(chain.over_images, in_lanes, images)
         self._operations, self._layouts = tiling.operations, tiling.layouts
         self._places = Places()
         self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
@@ -56,11 +69,13 @@ class ImageProgram:
             self._pack(name)
         for run in runs(self._operations, self._layouts):
             self._add(run)
+        if chain.head is not None:
+            self._add_head(chain.head)
         self._program = library.Program(self._steps)
         self.memory = Memory(self._places.most)
 
-    def _is_average(self, name: str) -> bool:
-        return any(isinstance(o, Average) and o.out == name for o in self._chain.operations)
+    def _is_matrix(self, name: str) -> bool:
+        return any(o.out == name and (isinstance(o, Average) or o is self._chain.head) for o in self._chain.operations)
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int, threads: int) -> None:
         """Compute images ``first`` to ``first + self.images`` of the batch."""
@@ -130,6 +145,11 @@ class ImageProgram:
         for name in {name for operation in run for name in (*reads(operation), operation.out)}:
             if self._left.get(name) == 0:
                 self._places.give_back(name)
+
+    def _add_head(self, head: Convolution) -> None:
+        """Add the steps of a linear layer over the means, a row for each image."""
+        source, target = self._places.of(head.x), self._brought[head.out]
+        self._steps += linear_steps([head], self.images, source, target, self._places, self._tuner, self._threads)
 
     def _strips(self, run: Sequence[Operation]) -> Strips:
         """Return how a run is cut into strips, each of them done by one thread."""
@@ -272,10 +292,11 @@ class ImageProgram:
         )
 
     def _average(self, operation: Average) -> library.Operation:
-        source = self._layouts[operation.x]
+        source, out = self._layouts[operation.x], operation.out
+        wanted = out in self._brought  # by the caller, and not by the head alone
         return library.Mean(
             in_=self._inside(operation.x),
-            out=self._brought[operation.out],
+            out=self._brought[out] if wanted else self._places.take(out, source.channels * self.images),
             channels=source.channels,
             height=source.tile_height,
             width=source.tile_width,

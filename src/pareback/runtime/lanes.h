@@ -163,11 +163,36 @@ constexpr int kRoom = 28;
 constexpr int kRoom = 14;
 #endif
 
-template <int H, int W, int S>
-inline __attribute__((always_inline)) void accumulate_one(const Nonzero& nonzero, const char* input, int64_t row_bytes,
+// How far ahead of its use a list is brought into the cache; the processor's own prefetching stops at every page.
+constexpr int kAhead = 1024;
+
+inline void prefetch(const void* at) { __builtin_prefetch(at); }
+
+// Four weights of one output, each in all lanes.
+struct FourWeights {
+#if WIDTH == 16
+  __m512 values;
+  explicit FourWeights(const char* from)
+      : values(_mm512_broadcast_f32x4(_mm_loadu_ps(reinterpret_cast<const float*>(from)))) {}
+  Vec operator[](int i) const {  // not from memory: loads are what there are most of
+    const __m512 same = i == 0   ? _mm512_permute_ps(values, 0x00)
+                        : i == 1 ? _mm512_permute_ps(values, 0x55)
+                        : i == 2 ? _mm512_permute_ps(values, 0xAA)
+                                 : _mm512_permute_ps(values, 0xFF);
+    Vec v;
+    std::memcpy(&v, &same, sizeof v);
+    return v;
+  }
+#else
+  float values[4];
+  explicit FourWeights(const char* from) { std::memcpy(values, from, sizeof values); }
+  Vec operator[](int i) const { return broadcast(values[i]); }
+#endif
+};
+
+template <int H, int W>
+inline __attribute__((always_inline)) void accumulate_one(const Vec& weight, const char* row, int64_t row_bytes,
                                                           int64_t column_bytes, Vec* sums) {
-  const Vec weight = broadcast(nonzero.value);
-  const char* row = input + nonzero.offset;
 #pragma GCC unroll 8
   for (int h = 0; h < H; ++h, row += row_bytes)
 #pragma GCC unroll 16
@@ -180,22 +205,27 @@ inline __attribute__((always_inline)) void accumulate(const Nonzero* from, const
                                                       int64_t row_bytes, int64_t step, Vec* sums) {
   const int64_t column_bytes = (S > 0 ? S : step) * kLanes * 4;
   // A sum can take a product every four cycles. A small tile has several sums per position to keep both units busy.
-  constexpr int wanted = H * W >= 8 ? 1 : 8 / (H * W), fitting = kRoom / (H * W * kRegisters);
+  constexpr int wanted = H * W >= 8 ? 1 : H * W > 2 ? 8 / (H * W) : 4, fitting = kRoom / (H * W * kRegisters);
   constexpr int copies = wanted < fitting ? wanted : fitting > 1 ? fitting : 1;
+  Vec more[copies > 1 ? copies - 1 : 1][H * W] = {};
+  for (; from + 4 <= to; from += 4) {
+    if constexpr (H * W <= 4) prefetch(reinterpret_cast<const char*>(from) + kAhead);  // others read lists more slowly
+    int32_t offsets[4];
+    std::memcpy(offsets, from, sizeof offsets);
+    const FourWeights weights(reinterpret_cast<const char*>(from) + sizeof offsets);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      accumulate_one<H, W>(weights[i], input + offsets[i], row_bytes, column_bytes,
+                           i % copies == 0 ? sums : more[i % copies - 1]);
+  }
+  for (; from < to; ++from)
+    accumulate_one<H, W>(broadcast(from->value), input + from->offset, row_bytes, column_bytes, sums);
   if constexpr (copies > 1) {
-    Vec more[copies - 1][H * W] = {};
-    for (; from + copies <= to; from += copies) {
-      accumulate_one<H, W, S>(from[0], input, row_bytes, column_bytes, sums);
-#pragma GCC unroll 8
-      for (int i = 1; i < copies; ++i)
-        accumulate_one<H, W, S>(from[i], input, row_bytes, column_bytes, more[i - 1]);
-    }
 #pragma GCC unroll 8
     for (int i = 1; i < copies; ++i)
 #pragma GCC unroll 16
       for (int j = 0; j < H * W; ++j) add(sums[j], more[i - 1][j]);
   }
-  for (; from < to; ++from) accumulate_one<H, W, S>(*from, input, row_bytes, column_bytes, sums);
 }
 
 // One tile of positions for the output channels [first, last). Input channels come in blocks, so that what a block's
@@ -324,7 +354,7 @@ ConvItem row_shape() {
 template <int C, int W>
 ConvItem dense_shape(int32_t stride) {
   if constexpr ((C + 1) * W * kRegisters <= kRoom + 2 || C * W == 1)
-    return stride == 1 ? dense_item<C, W, 1> : dense_item<C, W, 0>;
+    return stride == 1 ? dense_item<C, W, 1> : stride == 2 ? dense_item<C, W, 2> : dense_item<C, W, 0>;
   return nullptr;
 }
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 NONE, RELU, GELU = 0, 1, 2
+ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU}
 
 
 class _Structure(ctypes.Structure):

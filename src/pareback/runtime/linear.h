@@ -1,30 +1,6 @@
 // Sparse linear layers, as lanes.h has them for any convolution but faster: a layer of them reads far more weights than
 // activations, so their lists are read once, in order, and in six bytes per weight. Included by lanes.h.
 
-// How far ahead of its use a list is brought into the cache; the processor's own prefetching stops at every page.
-constexpr int kAhead = 1024;
-
-inline void prefetch(const void* at) { __builtin_prefetch(at); }
-
-// Four weights of one output, each in all lanes.
-struct FourWeights {
-#if WIDTH == 16
-  __m512 values;
-  explicit FourWeights(const char* from)
-      : values(_mm512_broadcast_f32x4(_mm_loadu_ps(reinterpret_cast<const float*>(from)))) {}
-  Vec operator[](int i) const {  // not from memory: loads are what there are most of
-    const __m512 same = _mm512_permutexvar_ps(_mm512_set1_epi32(i), values);
-    Vec v;
-    std::memcpy(&v, &same, sizeof v);
-    return v;
-  }
-#else
-  float values[4];
-  explicit FourWeights(const char* from) { std::memcpy(values, from, sizeof values); }
-  Vec operator[](int i) const { return broadcast(values[i]); }
-#endif
-};
-
 // Where the inputs of four weights are, in units of eight bytes.
 struct FourPlaces {
 #if WIDTH == 16

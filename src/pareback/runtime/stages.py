@@ -17,7 +17,7 @@ from .capture import Captured
 from .encoder import EncoderProgram
 from .images import KINDS, Chain, ImageProgram
 from .layout import LANES
-from .operations import Convolution, Encoder, Largest, Operation, reads
+from .operations import Average, Convolution, Encoder, Largest, Operation, reads
 from .order import last_readers
 from .patches import over_patches
 from .quiet import quiet, wait_for_rest
@@ -28,6 +28,8 @@ from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.
 _MOST_ROWS = 14 * LANES
+#: Weights of a last layer that is done together with what is before.
+_SMALL_HEAD = 2**17
 
 #: What PyTorch has to gain where the engine has several threads: its own look out for more work for some milliseconds
 #: afterwards, and in the meantime keep the engine's from working. In seconds.
@@ -137,7 +139,7 @@ class Images(Stage):
         """Whether one image fills the lanes well enough that several together would gain nothing."""
         images = [name for name in self.chain.names if len(self._captured.shapes[name]) == 4]
         one, many = (
-            tiled(self.chain.operations, {name: self._shape(name, number) for name in images}, number)
+            tiled(self.chain.over_images, {name: self._shape(name, number) for name in images}, number)
             for number in (1, LANES)
         )
         return one.cost < 1.1 * many.cost / LANES
@@ -288,13 +290,11 @@ def _stages(operations: list[Operation], captured: Captured, kept: set[str], tun
     groups: list[tuple[str, list[Operation]]] = []
     for operation in operations:
         kind = _kind(operation, operations)
-        if (
-            groups
-            and groups[-1][0] == kind
-            and kind != "tokens"
-            and (kind != "rows" or _follows(groups[-1][1], operation, operations, kept))
-        ):
-            groups[-1][1].append(operation)
+        before, members = groups[-1] if groups else ("", [])
+        if before == kind and kind != "tokens" and (kind != "rows" or _follows(members, operation, operations, kept)):
+            members.append(operation)
+        elif (before, kind) == ("images", "rows") and _is_head(operation, members, operations, kept):
+            groups[-1] = ("headed", [*members, operation])
         else:
             groups.append((kind, [operation]))
     return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
@@ -321,6 +321,20 @@ def _follows(chain: list[Operation], operation: Operation, operations: list[Oper
     return reads(operation) == [before] and len(readers) == 1 and before not in outputs
 
 
+def _is_head(operation: Operation, images: list[Operation], operations: list[Operation], outputs: set[str]) -> bool:
+    """Whether a linear layer over the means of images, and small, ends a model: done with them, it costs no call."""
+    assert isinstance(operation, Convolution)
+    means = images[-1]
+    return (
+        isinstance(means, Average)
+        and not means.keep_dimensions
+        and operation.residual is None
+        and operation.taps.density * operation.taps.weight.numel() <= _SMALL_HEAD
+        and _follows(images, operation, operations, outputs)
+        and not any(operation.out in reads(o) for o in operations)
+    )
+
+
 def _chain(members: list[Operation], operations: list[Operation], outputs: set[str]) -> Chain:
     made = [operation.out for operation in members]
     inputs = dict.fromkeys(name for o in members for name in reads(o) if name not in made)
@@ -344,7 +358,7 @@ def _stage(
     chain = _chain(members, operations, kept)
     if kind == "rows":
         return Rows(chain, tuner)
-    if kind == "images":
+    if kind in ("images", "headed"):
         stage = Images(chain, captured, tuner)
         try:
             stage.program(1, threads)

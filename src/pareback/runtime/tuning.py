@@ -38,6 +38,8 @@ _ROUNDS = (3.0, 2.0, 1.5, 1.3, 1.2)
 _PORTIONS = (1, 2, 4)
 #: Several threads do a layer so many times in a row: they are there already when a program comes to a layer.
 _TOGETHER = 4
+#: So many products of lane vectors are enough to time a layer by: about half a millisecond.
+_TO_TIME = 2**20
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,15 @@ class Layer:
             for number in _PORTIONS:
                 yield replace(choice, chunk=-(-channels // (threads * number)))
 
+    def sample(self, choice: Choice) -> tuple[int, float]:
+        """Return how many rows to time a way by, in whole tiles, and how many times as long all of them take."""
+        height = self.target.tile_height
+        weight = self.taps.weight
+        products = weight.numel() * (1.0 if choice.dense else self.taps.density) * self.target.tile_width
+        tiles = -(-height // choice.rows)
+        enough = min(tiles, math.ceil(_TO_TIME / max(1.0, products * choice.rows)))
+        return min(height, enough * choice.rows), tiles / enough
+
     def key(self, threads: int) -> str:
         """Return what decides the fastest way, as text."""
         weight = self.taps.weight
@@ -194,9 +205,9 @@ class Tuner:
         arena = aligned(torch.rand(layer.source.floats + layer.target.floats, dtype=torch.float32, device="cpu"))
         if threads > 1:
             return _fastest_together(layer, layer.divided(self.choose(layer, 1), threads), arena, threads)
-        shapes = _ranking(layer, layer.choices(), arena, threads)[:_SHAPES_TO_VARY]
+        shapes = _ranking(layer, layer.choices(), arena)[:_SHAPES_TO_VARY]
         varied = [shapes[0], *(variation for shape in shapes for variation in layer.variations(shape))]
-        return _ranking(layer, varied, arena, threads)[0]
+        return _ranking(layer, varied, arena)[0]
 
     def save(self) -> None:
         """Write what was found, for the next time."""
@@ -211,28 +222,36 @@ class Tuner:
             return
 
 
-def _ranking(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor, threads: int) -> list[Choice]:
-    """Return the choices, the fastest first. They take turns, as a machine is slower for a while now and then."""
-    programs = {choice: library.Program([layer.operation(choice, 0, layer.source.floats, None)]) for choice in choices}
-    times = dict.fromkeys(programs, math.inf)
-    left = list(programs)
+def _ranking(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor) -> list[Choice]:
+    """Return the choices, the fastest for one thread first. They take turns, as a machine is slower for a while."""
+    trials = {choice: _Trial(layer, choice) for choice in choices}
+    times = dict.fromkeys(trials, math.inf)
+    left = list(trials)
     for leave_at in _ROUNDS:
         for choice in left:
-            times[choice] = min(times[choice], _timed(programs[choice], arena.data_ptr(), threads))
+            times[choice] = min(times[choice], trials[choice].seconds(arena.data_ptr()))
         best = min(times.values())
         left = [choice for choice in left if times[choice] <= leave_at * best]
     return sorted(times, key=times.__getitem__)
 
 
-def _timed(program: library.Program, arena: int, threads: int) -> float:
-    # One thread's own time does not depend on what else the machine does.
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    began = clock()
-    try:
-        program.run(arena, [], threads)
-    except RuntimeError:  # a shape that this instruction set has no registers for
-        return math.inf
-    return clock() - began
+class _Trial:
+    """A way to run a layer on one thread, to be timed by some of its rows."""
+
+    def __init__(self, layer: Layer, choice: Choice) -> None:
+        rows, self._times_as_long = layer.sample(choice)
+        whole = rows == layer.target.tile_height
+        operation = layer.operation(choice, 0, layer.source.floats, None)
+        self._program = library.Program([operation if whole else library.Part(operation, 0, rows)])
+
+    def seconds(self, arena: int) -> float:
+        """Return how long the whole layer would take: the thread's own time, whatever else the machine does."""
+        began = time.thread_time()
+        try:
+            self._program.run(arena, [], 1)
+        except RuntimeError:  # a shape that this instruction set has no registers for
+            return math.inf
+        return (time.thread_time() - began) * self._times_as_long
 
 
 def _fastest_together(layer: Layer, choices: Iterable[Choice], arena: torch.Tensor, threads: int) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Taps:
     dilation: int = 1
     groups: int = 1
 
-    @property
+    @cached_property
     def density(self) -> float:
         """The share of weights that are not zero."""
         return float((self.weight != 0).float().mean())
@@ -41,9 +42,10 @@ class Taps:
 
 
 def nonzeros(taps: Taps, layout: Layout, block: int) -> tuple[Tensor, Tensor]:
-    """Return the table of (offset, value) as int32 pairs, and where each block's output channels start in it.
+    """Return weights that are not zero with their offsets, and where each block's output channels start among them.
 
-    Input channels come in blocks of ``block``; within a block, output channels follow one another.
+    Input channels come in blocks of ``block``; within a block, output channels follow one another. Each has its weights
+    in fours, the offsets before the values, as int32; those that are left over follow in pairs.
     """
     weight = taps.weight.float()
     outputs, inputs = weight.shape[:2]
@@ -58,7 +60,23 @@ def nonzeros(taps: Taps, layout: Layout, block: int) -> tuple[Tensor, Tensor]:
     counts = torch.bincount(number * outputs + out, minlength=blocks * outputs)
     ends = counts.cumsum(0).view(blocks, outputs)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1, -1]]).view(blocks, 1)
-    return pairs, torch.cat([starts, ends], 1).int().contiguous()
+    return _in_fours(pairs, counts), torch.cat([starts, ends], 1).int().contiguous()
+
+
+def _in_fours(pairs: Tensor, counts: Tensor) -> Tensor:
+    """Return lists of so many pairs each with the first numbers of four pairs before their second ones.
+
+    >>> _in_fours(torch.tensor([[1, -1], [2, -2], [3, -3], [4, -4], [5, -5]]), torch.tensor([5])).flatten().tolist()
+    [1, 2, 3, 4, -1, -2, -3, -4, 5, -5]
+    """
+    size = torch.repeat_interleave(counts, counts)
+    number = torch.arange(len(pairs)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    in_four = number < size // 4 * 4
+    first = 2 * (torch.arange(len(pairs)) - torch.where(in_four, number % 4, 0))
+    found = torch.empty(2 * len(pairs), dtype=pairs.dtype)
+    found[torch.where(in_four, first + number % 4, first)] = pairs[:, 0]
+    found[torch.where(in_four, first + 4 + number % 4, first + 1)] = pairs[:, 1]
+    return found.view(-1, 2)
 
 
 def packed(taps: Taps, layout: Layout, together: int) -> tuple[Tensor, Tensor]:
