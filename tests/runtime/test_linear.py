@@ -114,6 +114,19 @@ def test_all_choices_agree(vectors: int, activation: int) -> None:
             torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5, msg=str(choice))
 
 
+def test_more_outputs_than_sixteen_bits_number() -> None:
+    """A large vocabulary on two threads, however its outputs are divided."""
+    weight, bias = _sparse(140_000, 10, 0.2), torch.randn(140_000)
+    x = torch.randn(10, LANES)
+    source, target = _rows(10, 1), _rows(140_000, 1)
+    truth = torch.addmm(bias[:, None], weight, x)
+    layer = RowLayer(Taps(weight[:, :, None, None]), bias, source, target, library.NONE)
+    for choice in layer.divided(next(layer.choices()), 2):
+        arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))
+        library.Program([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], 2)
+        torch.testing.assert_close(arena[source.floats :].view(140_000, -1), truth, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 150), st.integers(1, 70), st.integers(1, 150), st.floats(0, 1))
 def test_lists_hold_every_weight(outputs: int, inputs: int, part: int, block: int, density: float) -> None:

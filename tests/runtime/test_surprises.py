@@ -254,3 +254,36 @@ def test_sums_of_other_types_are_left_to_pytorch() -> None:
     engine = pb.compile(model, (torch.randn(2, 3, 8, 8), torch.randn(2, 8, 8, 8)), threads=1)
     x, y = torch.randn(3, 3, 8, 8), torch.randn(3, 8, 8, 8)
     torch.testing.assert_close(engine(x, y), model(x, y), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pool", [lambda x: x.mean((2, 3), keepdim=True), lambda x: F.adaptive_avg_pool2d(x, 1)])
+def test_squeeze_and_excitation(pool: Callable[[Tensor], Tensor], threads: int) -> None:
+    """A convolution over means, as MobileNetV3 and EfficientNet have it."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.f(x).relu()
+        return m.h((x * m.g(pool(x)).sigmoid()).mean((2, 3)))
+
+    layers = {"f": nn.Conv2d(3, 20, 3, padding=1), "g": nn.Conv2d(20, 20, 1), "h": nn.Linear(20, 7)}
+    model = Of(compute, **{name: sparse(layer) for name, layer in layers.items()})
+    engine = pb.compile(model, torch.randn(2, 3, 9, 9), threads=threads)
+    x = torch.randn(5, 3, 9, 9)
+    torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_that_nobody_reads() -> None:
+    """As one that is returned in training only; what changes an input stays."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x.add_(1.0)
+        y = m.f(x).relu()
+        m.h(y.mean((2, 3)))
+        return y
+
+    model = Of(compute, f=sparse(nn.Conv2d(3, 8, 3)), h=sparse(nn.Linear(8, 4)))
+    engine = pb.compile(model, torch.randn(2, 3, 9, 9), threads=1)
+    x = torch.randn(3, 3, 9, 9)
+    given = x.clone()
+    torch.testing.assert_close(engine(given), model(x), rtol=1e-4, atol=1e-5)
+    assert torch.equal(given, x)  # model(x) has changed it as well

@@ -7,13 +7,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #if !defined(_WIN32)
 #include <pthread.h>
 #endif
-#if defined(__linux__)
+#if defined(__linux__) && !defined(__ANDROID__)
+#define PAREBACK_PLACES_THREADS
 #include <sched.h>
 #endif
 
@@ -30,11 +32,12 @@ class Job {
 // one that its host has taken away, and leaves a thread that is woken where the one is that woke it: one after the other.
 class Elsewhere {
  public:
-#if defined(__linux__)
-  Elsewhere() {
+#if defined(PAREBACK_PLACES_THREADS)
+  // All that the caller may use, but for the one it is on unless `here_too`.
+  explicit Elsewhere(bool here_too = false) {
     known_ = sched_getaffinity(0, sizeof allowed_, &allowed_) == 0;
     const int here = sched_getcpu();
-    if (known_ && here >= 0 && here < CPU_SETSIZE) CPU_CLR(here, &allowed_);
+    if (!here_too && known_ && here >= 0 && here < CPU_SETSIZE) CPU_CLR(here, &allowed_);
   }
   bool exists() const { return !known_ || CPU_COUNT(&allowed_) > 0; }
   bool operator==(const Elsewhere& other) const {
@@ -48,6 +51,7 @@ class Elsewhere {
   cpu_set_t allowed_;
   bool known_;
 #else
+  explicit Elsewhere(bool = false) {}
   bool exists() const { return true; }
   bool operator==(const Elsewhere&) const { return true; }
   void send(std::thread&) const {}
@@ -68,6 +72,7 @@ class Pool {
       most_ = std::max(most_, number);
       while (static_cast<int>(sent.size()) < number && (!idle_.empty() || threads_ < most_)) {
         Worker* worker = idle_.empty() ? grown() : idle_.back();
+        if (worker == nullptr) break;
         if (!idle_.empty()) idle_.pop_back();
         if (!(worker->place == elsewhere)) elsewhere.send(worker->thread);
         worker->place = elsewhere;
@@ -91,6 +96,17 @@ class Pool {
     coming_.erase(sent, coming_.end());
   }
 
+  // Lets threads at a job run wherever the caller may, as it is about to sleep: one of them may have lost its processor.
+  void set_free(const Job& job) {
+    const Elsewhere anywhere(true);
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Worker* worker : all_) {
+      if (worker->at != &job) continue;
+      anywhere.send(worker->thread);
+      worker->place.reset();
+    }
+  }
+
   // Has `work` called by up to so many threads, the caller among them, which share what there is to do.
   void run(int threads, const std::function<void()>& work) {
     const auto job = std::make_shared<Shared>(&work);
@@ -105,6 +121,7 @@ class Pool {
   struct Worker {
     std::condition_variable wake;
     std::shared_ptr<Job> job;
+    const Job* at = nullptr;
     std::thread thread;
     std::optional<Elsewhere> place;
   };
@@ -137,11 +154,17 @@ class Pool {
     int helping_ = 0;
   };
 
+  // Returns null where the system has no room for another thread.
   Worker* grown() {
-    auto* worker = new Worker;
+    auto worker = std::make_unique<Worker>();
+    try {
+      worker->thread = std::thread([this, one = worker.get()] { loop(*one); });
+    } catch (const std::system_error&) {
+      return nullptr;
+    }
+    all_.push_back(worker.get());
     ++threads_;
-    worker->thread = std::thread([this, worker] { loop(*worker); });
-    return worker;
+    return worker.release();
   }
 
   void loop(Worker& worker) {
@@ -149,18 +172,20 @@ class Pool {
     for (;;) {
       worker.wake.wait(lock, [&] { return worker.job != nullptr; });
       std::shared_ptr<Job> job = std::move(worker.job);
+      worker.at = job.get();
       coming_.erase(std::find(coming_.begin(), coming_.end(), &worker));
       lock.unlock();
       job->help();
       job.reset();
       lock.lock();
       worker.job = nullptr;
+      worker.at = nullptr;
       idle_.push_back(&worker);
     }
   }
 
   std::mutex mutex_;
-  std::vector<Worker*> idle_, coming_;
+  std::vector<Worker*> all_, idle_, coming_;
   int threads_ = 0;
   int most_ = static_cast<int>(std::thread::hardware_concurrency()) - 1;
 };

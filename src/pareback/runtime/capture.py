@@ -62,6 +62,7 @@ def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:
     assert isinstance(graph, fx.GraphModule)
     _let_later_readers_see_changes(graph.graph)
     _remove_dropout(graph.graph)
+    _remove_unused(graph.graph)
     found = Captured([], [], {}, None, {}, {}, graph, program.call_spec.out_spec)
     symbols = {s for node in graph.graph.nodes if node.op == "placeholder" for s in _symbols(node)}
     for node in graph.graph.nodes:
@@ -102,6 +103,14 @@ def _remove_dropout(graph: fx.Graph) -> None:
         if node.target is aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _remove_unused(graph: fx.Graph) -> None:
+    """A head that only training uses is computed all the same, and what nobody reads has no place in the engine."""
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or node.users or node.is_impure() or changes_its_argument(node.target):
+            continue
+        graph.erase_node(node)
 
 
 def _comes_after(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:

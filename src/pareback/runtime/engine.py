@@ -20,7 +20,7 @@ from .joining import joined
 from .operations import Attention, Convolution, Name, Normalization, Other
 from .order import last_readers
 from .quiet import wait_for_rest
-from .stages import Plain, Rows, Tokens, divided
+from .stages import TRIALS, Between, Plain, Rows, Tokens, divided
 
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0
@@ -148,6 +148,9 @@ class Engine:
     def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
         """Try both ways on a batch of this size, in turn; twice, and more often where they are close."""
         times: dict[bool, list[float]] = {False: [], True: []}
+        if self._threads > 1 and any(isinstance(stage, Between) for stage in self._stages):
+            for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
+                self._sparsely(tuple(x.clone() for x in inputs))
         for _ in range(4):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
                 mine = tuple(x.clone() for x in inputs)  # a model may change its input
@@ -155,10 +158,18 @@ class Engine:
                 began = time.perf_counter()
                 run(mine)
                 times[dense].append(time.perf_counter() - began)
-            sparsely, densely = times[False][-1], times[True][-1]
-            if len(times[True]) > 1 and not sparsely / _CLEAR < densely < sparsely * _CLEAR:
+            if len(times[True]) > 2 and _is_clear(times[False][1:], times[True][1:]):
                 break
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+
+
+def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
+    """Whether one of two is far faster, every time.
+
+    >>> _is_clear([1.0, 1.0], [5.0, 6.0]), _is_clear([1.0, 1.0], [5.0, 1.5])
+    (True, False)
+    """
+    return max(sparsely) * _CLEAR < min(densely) or max(densely) * _CLEAR < min(sparsely)
 
 
 def _sizes(stage: Rows) -> str:

@@ -99,7 +99,8 @@ class RowLayer(Layer):
         if choice.dense:
             return super().operation(choice, source, target, residual)
         vectors = self.source.tile_width
-        lists = self._listing(choice.chunk, choice.block)
+        part = min(choice.chunk, _MOST_OUTPUTS)  # lists have sixteen bits for a number
+        lists = self._listing(part, choice.block)
         return library.Listed(
             list=lists.list,
             lists=lists.lists,
@@ -112,7 +113,7 @@ class RowLayer(Layer):
             vectors=vectors,
             tile=choice.tile[1],
             parts=len(lists.lists) - 1,
-            part=choice.chunk,
+            part=part,
             blocks=lists.blocks,
             block_bytes=choice.block * vectors * LANES * 4,
             activation=self.activation,

@@ -14,14 +14,16 @@ import torch
 REST = 0.01
 
 
-def _setter() -> Any:
+def _openmp() -> tuple[Any, Any]:
+    """Return how the OpenMP that this process sees is asked for its threads and told."""
     try:
-        return ctypes.CDLL(None).omp_set_num_threads
+        everything = ctypes.CDLL(None)
+        return everything.omp_get_max_threads, everything.omp_set_num_threads
     except (OSError, TypeError, AttributeError):  # no OpenMP, or none that can be seen
-        return None
+        return None, None
 
 
-_set_threads = _setter()
+_get_threads, _set_threads = _openmp()
 
 
 @contextmanager
@@ -34,12 +36,12 @@ def quiet() -> Iterator[None]:
     ...     torch.ones(3).sum()
     tensor(3.)
     """
-    before = torch.get_num_threads()
-    if before == 1 or _set_threads is None:
+    if _set_threads is None or torch.get_num_threads() == 1:
         yield
         return
-    _set_threads(1)
+    before = _get_threads()  # which need not be PyTorch's OpenMP, and must be left as it was
     try:
+        _set_threads(1)
         yield
     finally:
         _set_threads(before)

@@ -37,7 +37,7 @@ _BUSY_AFTER = 5e-4
 
 #: What PyTorch does between the engine's stages on one thread, if that takes no longer; in seconds, by so many trials.
 _SHORT = 1e-3
-_TRIALS = 3
+TRIALS = 3
 
 
 class Stage(ABC):
@@ -93,12 +93,12 @@ class Between(Plain):
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         times = self._times.setdefault(batch, [])
-        if threads == 1 or (len(times) >= _TRIALS and min(times) > _SHORT):
+        if threads == 1 or (len(times) >= TRIALS and min(times) > _SHORT):
             return super().run(values, batch, threads)
         began = time.perf_counter()
         with quiet():
             super().run(values, batch, threads)
-        if len(times) < _TRIALS:
+        if len(times) < TRIALS:
             times.append(time.perf_counter() - began)
         return None
 
@@ -307,6 +307,8 @@ def _kind(operation: Operation, operations: list[Operation]) -> str:
         return "rows"
     if isinstance(operation, Largest) and not _is_positive(operation.x, operations):
         return "plain"  # the engine's halo holds zeros, which would be larger
+    if any(isinstance(o, Average) and o.out in reads(operation) for o in operations):
+        return "plain"  # a mean has no layout of lanes
     return "images" if isinstance(operation, KINDS) else "plain"
 
 

@@ -155,6 +155,7 @@ class Team : public Job, public std::enable_shared_from_this<Team> {
     const auto done = [this] { return left_.load() == 0; };
     const Clock::time_point worked = Clock::now();
     if (soon(done)) return;
+    shared_pool().set_free(*this);
     {
       std::unique_lock<std::mutex> lock(mutex_);
       waiting_ = true;

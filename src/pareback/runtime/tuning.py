@@ -273,5 +273,5 @@ def _read(path: Path) -> dict[str, Choice]:
     try:
         content = json.loads(path.read_text())
         return {key: Choice(bool(v[0]), (int(v[1]), int(v[2])), int(v[3]), int(v[4])) for key, v in content.items()}
-    except (OSError, ValueError, TypeError, IndexError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
