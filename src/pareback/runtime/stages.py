@@ -15,6 +15,7 @@ from torch import Tensor
 from . import plain
 from .capture import Captured
 from .encoder import EncoderProgram
+from .gathering import with_encoders
 from .images import KINDS, Chain, ImageProgram
 from .layout import LANES
 from .operations import Average, Convolution, Encoder, Largest, Operation, reads
@@ -23,7 +24,6 @@ from .patches import over_patches
 from .quiet import quiet, wait_for_rest
 from .rows import RowProgram
 from .tiling import NoTilingError, tiled
-from .tokens import with_encoders
 from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.

@@ -1,10 +1,9 @@
-"""Finds the parts of a model that work on tokens and can stay in lanes: linear layers, layer norms, attention, sums."""
+"""Finds what in a model works on tokens and can stay in lanes: linear layers, layer norms, attention, sums."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .capture import Captured
-from .joining import joined
-from .operations import Attention, Convolution, Encoder, Heads, Name, Normalization, Operation, Other, Sum, reads
+from .operations import Attention, Convolution, Heads, Name, Normalization, Operation, Other, Sum, reads
 from .order import last_readers
 from .views import MOVES, SIZES, Counting, View, moved
 
@@ -22,22 +20,6 @@ aten = torch.ops.aten
 #: What moves numbers about is tried with batches of these sizes; shapes are compared for the others as well.
 _TRIED = (2, 3)
 _SHAPED = (1, 1009)
-#: Fewer tokens leave most lanes empty.
-_FEWEST = 9
-
-
-def with_encoders(operations: list[Operation], captured: Captured, outputs: Iterable[str]) -> list[Operation]:
-    """Return the operations with those that can stay in lanes put together as :class:`Encoder`."""
-    kept = set(outputs)
-    banned: set[str] = set()
-    while True:
-        found = _Walk(captured, banned)
-        if not found.walk(operations):
-            return operations
-        plan = _Plan(operations, found, kept)
-        if not plan.unordered:
-            return plan.operations
-        banned |= plan.unordered
 
 
 @dataclass
@@ -52,7 +34,7 @@ class _Scores:
 
 
 @dataclass
-class _Walk:
+class Walk:
     """Goes through the operations and notes which of them work on tokens."""
 
     captured: Captured
@@ -362,88 +344,3 @@ class _Walk:
 
 def _fit(query: Heads, key: Heads, query_heads: int, key_heads: int) -> bool:
     return query.depth == key.depth and query_heads == key_heads
-
-
-class _Plan:
-    """Puts neighbours together that work on the same number of tokens."""
-
-    def __init__(self, operations: list[Operation], walk: _Walk, outputs: set[str]) -> None:
-        self._walk = walk
-        groups = self._groups(operations)
-        needed = self._needed(groups, outputs)
-        self.unordered = {
-            o.out
-            for group in groups
-            if isinstance(group, _Group)
-            for o in group.members(walk)
-            if o.out in needed and o.out not in walk.ordered
-        }
-        self.operations: list[Operation] = []
-        for group in groups if not self.unordered else []:
-            if isinstance(group, Operation):
-                self.operations.append(group)
-            else:
-                self.operations += self._together(group, needed)
-
-    def _groups(self, operations: list[Operation]) -> list[Operation | _Group]:
-        """Divide into groups, from the first of their members to the last, and what is between them."""
-        found: list[Operation | _Group] = []
-        waiting: list[Operation] = []  # what moves numbers about after a group's last member so far
-        for operation in operations:
-            if operation.out in self._walk.converted:
-                tokens = self._walk.sizes[operation.out][0]
-                if found and isinstance(found[-1], _Group) and found[-1].tokens == tokens:
-                    found[-1].all += [*waiting, operation]
-                else:
-                    found += [*waiting, _Group(tokens, [operation])]
-                waiting = []
-            elif operation.out in self._walk.free:
-                waiting.append(operation)
-            else:
-                found += [*waiting, operation]
-                waiting = []
-        divided: list[Operation | _Group] = []
-        for one in [*found, *waiting]:
-            worthwhile = not isinstance(one, _Group) or one.is_worthwhile(self._walk)
-            divided += [one] if worthwhile or not isinstance(one, _Group) else one.all
-        return divided
-
-    def _needed(self, groups: list[Operation | _Group], outputs: set[str]) -> set[str]:
-        """Return what is read outside the group that computes it."""
-        needed = set(outputs)
-        for group in reversed(groups):
-            if isinstance(group, Operation):
-                needed.update(reads(group))
-                continue
-            inside = {o.out for o in group.all}
-            for operation in reversed(group.all):
-                if operation.out in self._walk.free and operation.out in needed:
-                    needed.update(reads(operation))
-            members = group.members(self._walk)
-            needed.update(name for o in [*members, *group.all] for name in reads(o) if name not in inside)
-        return needed
-
-    def _together(self, group: _Group, needed: set[str]) -> list[Operation]:
-        members = group.members(self._walk)
-        made = {o.out for o in members}
-        inputs = dict.fromkeys(name for o in members for name in reads(o) if name not in made)
-        outputs = [o.out for o in members if o.out in needed]
-        channels = {name: self._walk.sizes[name][1] for name in (*inputs, *made)}
-        later = [o for o in group.all if o.out in self._walk.free and o.out in needed]
-        steps = joined(members, outputs, over_tokens=True)
-        run = Encoder(members[-1].out, steps, list(inputs), outputs, group.tokens, channels, group.all)
-        return [run, *later]
-
-
-@dataclass
-class _Group:
-    tokens: int
-    all: list[Operation]
-
-    def members(self, walk: _Walk) -> list[Operation]:
-        return [walk.converted[o.out] for o in self.all if o.out in walk.converted]
-
-    def is_worthwhile(self, walk: _Walk) -> bool:
-        """Linear layers by themselves can have tokens of all images in their lanes."""
-        kinds = {type(o) for o in self.members(walk)}
-        return self.tokens >= _FEWEST and Convolution in kinds and bool(kinds & {Attention, Normalization})
