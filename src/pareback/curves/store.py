@@ -69,13 +69,22 @@ def key(recipe: Recipe) -> str:
 
 
 def decisive(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the outcome of a recipe that is given as nested mappings."""
-    return {
+    """Return what decides the outcome of a recipe that is given as nested mappings.
+
+    >>> decisive({"seed": 1, "teacher": {"run": "runs/dense-0", "weight": 0.9}})
+    {'seed': 1, 'teacher': {'run': 'dense-0', 'weight': 0.9}}
+    """
+    kept = {
         section: {name: item for name, item in value.items() if f"{section}.{name}" not in INCIDENTAL}
         if isinstance(value, Mapping)
         else value
         for section, value in asked.items()
     }
+    # Without a teacher a recipe is what it was before there were any; the same run may lie in another folder.
+    teacher = kept.pop("teacher", None) or {}
+    if teacher.get("run") is not None:
+        kept["teacher"] = {**teacher, "run": Path(teacher["run"]).name}
+    return kept
 
 
 def folder(root: Path, recipe: Recipe) -> Path:
