@@ -58,6 +58,7 @@ def test_the_key_is_the_hash_of_what_decides_the_outcome() -> None:
         del content[section][name]
     for name in ("device", "checkpoint_every", "tensorboard"):
         del content["train"][name]
+    del content["teacher"]  # there is none
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     assert key(Recipe()) == hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -69,6 +70,14 @@ def test_where_and_how_do_not_change_the_key_and_everything_else_does() -> None:
     others = [{"name": "b"}, {"seed": 1}, {"goal.kind": "budget"}, {"train.epochs": 29}, {"goal.include": "a,b"}]
     keys = {key(override(Recipe(), change)) for change in others}
     assert len(keys | {key(Recipe())}) == 6
+
+
+def test_another_teacher_is_another_run_and_another_folder_of_it_is_not() -> None:
+    """Weights and temperatures count where there is a teacher."""
+    none, here, there = (key(override(Recipe(), {"teacher.run": run})) for run in (None, "runs/a", "/x/a"))
+    assert here == there != none == key(Recipe())
+    others = [{"teacher.run": "runs/b"}, {"teacher.run": "runs/a", "teacher.weight": 0.5}]
+    assert len({key(override(Recipe(), change)) for change in others} | {here}) == 3
 
 
 @pytest.mark.parametrize(
