@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..lab.reading import from_dict, read, to_dict
 from ..lab.recipe import Recipe
 from ..lab.record import Record, read_record, write_record
-from ..lab.run_folder import INCIDENTAL
+from ..lab.run_folder import INCIDENTAL, by_name
 
 State = Literal["finished", "unfinished", "broken", "foreign"]
 
@@ -78,12 +78,10 @@ def decisive(asked: Mapping[str, Any]) -> dict[str, Any]:
         section: {name: item for name, item in value.items() if f"{section}.{name}" not in INCIDENTAL}
         if isinstance(value, Mapping)
         else value
-        for section, value in asked.items()
+        for section, value in by_name(asked).items()
     }
-    # Without a teacher a recipe is what it was before there were any; the same run may lie in another folder.
-    teacher = kept.pop("teacher", None) or {}
-    if teacher.get("run") is not None:
-        kept["teacher"] = {**teacher, "run": Path(teacher["run"]).name}
+    if kept.get("teacher", {}).get("run") is None:  # then it is what it was before there were any
+        kept.pop("teacher", None)
     return kept
 
 

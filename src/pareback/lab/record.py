@@ -12,7 +12,7 @@ from typing import Any
 
 from . import files
 from .histogram import Histogram, histograms_of
-from .run_folder import result_of
+from .run_folder import by_name, result_of
 
 #: Digits after the point of an epoch's metrics in the small file.
 _DIGITS = 6
@@ -94,13 +94,11 @@ def date(record: Record) -> str:
 
 
 def _without_paths(result: dict[str, Any]) -> dict[str, Any]:
-    environment, recipe = dict(result["environment"]), dict(result["recipe"])
+    environment, recipe = dict(result["environment"]), by_name(result["recipe"])
     if "argv" in environment:
         environment["command"] = command(environment.pop("argv"))
     if recipe["data"]["path"] is not None:
         recipe["data"] = {**recipe["data"], "path": Path(recipe["data"]["path"]).name}
-    if recipe.get("teacher", {}).get("run") is not None:
-        recipe["teacher"] = {**recipe["teacher"], "run": Path(recipe["teacher"]["run"]).name}
     return {**result, "environment": environment, "recipe": recipe}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -130,15 +131,24 @@ def difference(there: Recipe, here: Recipe) -> str:
     >>> difference(Recipe(seed=1), Recipe())
     'seed is 1 there and 0 here'
     """
-    one, two = to_dict(there), to_dict(here)
+    one, two = (by_name(to_dict(recipe)) for recipe in (there, here))
     for field in entries():
         if field.key not in INCIDENTAL:
             first, second = (_at(recipe, field.key) for recipe in (one, two))
-            if field.key == "teacher.run":  # another folder may hold the same run
-                first, second = (None if run is None else Path(run).name for run in (first, second))
             if first != second:
                 return f"{field.key} is {first} there and {second} here"
     return ""
+
+
+def by_name(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's nested mappings with the name of its teacher's run alone: another folder may hold the same run.
+
+    >>> by_name({"seed": 1, "teacher": {"run": "runs/dense-0", "weight": 0.9}})
+    {'seed': 1, 'teacher': {'run': 'dense-0', 'weight': 0.9}}
+    """
+    teacher = asked.get("teacher", {})
+    run = teacher.get("run")
+    return dict(asked) if run is None else {**asked, "teacher": {**teacher, "run": Path(run).name}}
 
 
 def resume_command(path: Path) -> str:

@@ -146,7 +146,7 @@ class Engine:
         )
 
     def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Try both ways on a batch of this size, in turn; twice, and more often where they are close."""
+        """Try both ways on a batch of this size, in turn; three times, and once more where they are close."""
         times: dict[bool, list[float]] = {False: [], True: []}
         if self._threads > 1 and any(isinstance(stage, Between) for stage in self._stages):
             for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
