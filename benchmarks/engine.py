@@ -39,7 +39,7 @@ from pareback.lab.wrn import WideResNet
 
 ROOT = Path(__file__).parent.parent
 #: Networks that were really trained and pruned on CIFAR-100, by the name of their column.
-TRAINED = {f"{share} % trained": ROOT / f"results/paper/models/one-cycle-{share}-0.pare" for share in (95, 98)}
+TRAINED = {f"{share} % trained": ROOT / f"results/paper/models/taught-{share}-1.pare" for share in (95, 98)}
 DENSE = ("eager", "compile", "onnxruntime", "openvino")
 
 
