@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -183,14 +180,3 @@ def test_the_same_steps_serve_any_number_of_rows() -> None:
     layer = Convolution("y", "x", Taps(_sparse(64, 64, 0.1)[:, :, None, None]), torch.zeros(64), over_rows=True)
     one, four = (lookup.operation(layer, rows, library.NONE, -2, -3, 0, 1) for rows in (1, 4))
     assert one.values == four.values
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same tests with narrower registers, in a process of their own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]

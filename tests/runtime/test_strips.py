@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -85,17 +82,6 @@ def test_sixteen_images_in_lanes_and_the_rest() -> None:
         stage._singly[33] = singly
         error, own = _errors(model, engine._sparsely((x,)), x)
         assert error < max(2 * own, 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same with narrower registers, in a process of its own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", "test_bottlenecks"]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_large_images_are_computed_in_strips_and_their_residuals_overwritten() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -319,18 +316,6 @@ def test_norms_of_tokens_far_from_zero() -> None:
     with torch.no_grad():
         truth, own = copy.deepcopy(model).double()(x.double()), model(x)
     assert float((engine._sparsely((x,)) - truth).norm()) <= float((own - truth).norm())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same tests with narrower registers, in a process of their own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    chosen = "test_written_by_hand or test_any_attention or test_pytorchs_encoder or test_norms or test_large"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_patches() -> None:
