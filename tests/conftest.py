@@ -17,6 +17,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are handed out in the order below: xdist would begin with those of many tests, which are the quick ones."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process is left alone with one of them at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -205,21 +205,3 @@ def test_fused_kernels_in_the_interpreter() -> None:
     ]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
-
-
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The paths for processors without AVX-512 give the same bits."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        "-k",
-        "native and bits or native and step",
-    ]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:]

@@ -199,10 +199,11 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
 
 
 def test_importing_is_quiet_and_light() -> None:
-    """``import pareback`` prints nothing, warns of nothing and pulls in no optional package."""
+    """``import pareback`` prints nothing, warns of nothing and pulls in no optional package, nor torch's compiler."""
     code = (
         "import sys, pareback; "
         "heavy = {'sklearn', 'lightning', 'transformers', 'onnx', 'ray', 'matplotlib', 'torchvision'}; "
+        "heavy.add('torch._dynamo'); "
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

@@ -13,8 +13,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-#: No working compiler, or tensors that change from step to step more often than it will follow: slower, not wrong.
-_REFUSED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+def _refused() -> tuple[type[Exception], ...]:
+    """No working compiler, or tensors that change from step to step more often than it will follow: slower, not wrong.
+
+    Asked for where something was compiled: the compiler's own import takes a second.
+    """
+    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
 
 
 class Fusing(Generic[P, R]):
@@ -33,7 +37,7 @@ class Fusing(Generic[P, R]):
         if self._compiled is not None:
             try:
                 return self._compiled(*args, **kwargs)
-            except _REFUSED:  # it had to be compiled anew
+            except _refused():  # it had to be compiled anew
                 self._compiled = self._plain
                 return self._plain(*args, **kwargs)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -47,7 +51,7 @@ class Fusing(Generic[P, R]):
             try:
                 result = compiled(*args, **kwargs)
                 self._compiled = compiled
-            except _REFUSED:
+            except _refused():
                 self._compiled = self._plain
                 result = self._plain(*args, **kwargs)
         return result

@@ -21,9 +21,10 @@ class StepHooks:
     ) -> None:
         self._optimizer, self._repeats = optimizer, repeats
         self._before, self._after = before, after
+        # Not decorators: those import the compiler with this file, which takes a second; an optimizer has done so.
         self._handles = [
-            optimizer.register_step_pre_hook(self._pre),
-            optimizer.register_step_post_hook(self._post),
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._pre)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._post)),
         ]
 
     def remove(self) -> None:
@@ -31,7 +32,6 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
 
-    @torch.compiler.disable
     def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _move(optimizer._optimizer_step_post_hooks, self._handles[1].id, last=False)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -46,7 +46,6 @@ class StepHooks:
             return (args[0], wrapped, *args[2:]), kwargs
         return args, {**kwargs, "closure": wrapped}
 
-    @torch.compiler.disable
     def _post(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch.no_grad():
             self._after()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,16 +12,16 @@ from torch import Tensor, nn
 
 from .kernels import Moments
 
-if dist.is_available():
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor, Shard
-else:  # a torch built without distributed support has no sharded tensors
-    DTensor = None  # type: ignore[assignment,misc]
+
+def _is(value: object, kind: str, module: str) -> bool:
+    """Whether ``value`` is of a class that takes a second to import: where nobody has, there is nothing of it."""
+    imported: Any = sys.modules.get(module)
+    return imported is not None and isinstance(value, getattr(imported, kind, ()))
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether ``tensor`` is a DTensor, as ``fully_shard`` makes them."""
-    return DTensor is not None and isinstance(tensor, DTensor)
+    return _is(tensor, "DTensor", "torch.distributed.tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -39,6 +41,8 @@ def like(shard: Tensor, parameter: Tensor) -> Tensor:
     """Return ``shard`` as a tensor sharded like ``parameter``, so that a distributed checkpoint can store it."""
     if not is_sharded(parameter):
         return shard
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(  # type: ignore[no-any-return]
         shard,
         parameter.device_mesh,  # type: ignore[attr-defined]
@@ -50,7 +54,7 @@ def like(shard: Tensor, parameter: Tensor) -> Tensor:
 
 def check_wrappers(model: nn.Module) -> None:
     """Refuse FSDP1, whose flattened parameters hide the tensors."""
-    if DTensor is not None and any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+    if any(_is(module, "FullyShardedDataParallel", "torch.distributed.fsdp") for module in model.modules()):
         raise ValueError(
             "FullyShardedDataParallel flattens parameters, so tensors cannot be told apart. Shard the model with "
             "torch.distributed.fsdp.fully_shard instead."
@@ -103,6 +107,8 @@ class Shards:
 
 
 def _group(parameter: Tensor) -> dist.ProcessGroup:
+    from torch.distributed.tensor import Shard
+
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
     if any(placement.is_partial() for placement in placements) or len(sharded) != 1:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -264,15 +261,3 @@ def test_choices_are_remembered(tmp_path: Path) -> None:
     file.write_text("{")
     engine = compiled(model, x, threads=1)
     assert _error(engine._sparsely((x,)), model, x) < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same tests with narrower registers, in a process of their own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    chosen = "test_a_residual_network or test_linear_layers or test_groups or test_gelu or test_any_convolution"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]

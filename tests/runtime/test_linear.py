@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 import torch
+from captured_once import engines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -44,29 +42,28 @@ def _errors(found: Tensor, model: nn.Module, x: Tensor) -> tuple[float, float]:
     return float((found - truth).norm() / truth.norm()), float((own - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
-def test_any_number_of_rows(threads: int, activation: type[nn.Module]) -> None:
+def test_any_number_of_rows(activation: type[nn.Module]) -> None:
     """Looked up, in lanes with and without empty ones, and in several portions."""
     model = _mlp(50, 270, 33, 7, activation=activation)
-    engine = compiled(model, torch.randn(1, 50), threads=threads)
-    for rows in (*range(1, 34), 64, 100, 300, 500):
-        x = torch.randn(rows, 50)
-        error, own = _errors(engine._sparsely((x,)), model, x)
-        assert error < max(2 * own, 5e-7), rows
+    for engine in engines(model, torch.randn(1, 50)):
+        for rows in (*range(1, 34), 64, 100, 300, 500):
+            x = torch.randn(rows, 50)
+            error, own = _errors(engine._sparsely((x,)), model, x)
+            assert error < max(2 * own, 5e-7), (engine.report().threads, rows)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (100, 31), (3, 700), (700, 3), (257, 300)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_any_size(outputs: int, inputs: int, threads: int) -> None:
+def test_any_size(outputs: int, inputs: int) -> None:
     """Fewer outputs than lanes, fewer inputs than a register, and neither a multiple of them."""
     for density in (0.0, 0.05, 0.5, 1.0):
         model = _mlp(inputs, outputs, density=density)
-        engine = compiled(model, torch.randn(1, inputs), threads=threads)
-        for rows in (1, 3, 8, 16, 40):
-            x = torch.randn(rows, inputs)
-            error, _ = _errors(engine._sparsely((x,)), model, x)
-            assert error < 5e-6, (density, rows)  # of a few numbers, which may be near zero
+        for engine in engines(model, torch.randn(1, inputs)):
+            for rows in (1, 3, 8, 16, 40):
+                x = torch.randn(rows, inputs)
+                error, _ = _errors(engine._sparsely((x,)), model, x)
+                # Of a few numbers, which may be near zero.
+                assert error < 5e-6, (density, engine.report().threads, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -183,14 +180,3 @@ def test_the_same_steps_serve_any_number_of_rows() -> None:
     layer = Convolution("y", "x", Taps(_sparse(64, 64, 0.1)[:, :, None, None]), torch.zeros(64), over_rows=True)
     one, four = (lookup.operation(layer, rows, library.NONE, -2, -3, 0, 1) for rows in (1, 4))
     assert one.values == four.values
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same tests with narrower registers, in a process of their own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]

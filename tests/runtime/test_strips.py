@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from captured_once import engines
 from torch import Tensor, nn
 
 from pareback.runtime import compile as compiled
@@ -65,15 +63,14 @@ def _steps(engine: object, images: int, threads: int) -> list[library.Part]:
 
 
 @pytest.mark.parametrize("size", [(56, 56), (33, 70)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_bottlenecks(size: tuple[int, int], threads: int) -> None:
+def test_bottlenecks(size: tuple[int, int]) -> None:
     model = _network()
-    engine = compiled(model, torch.randn(1, 3, *size), threads=threads)
-    for batch in (1, 2, 3, 17):
-        x = torch.randn(batch, 3, *size)
-        for _ in range(2):  # what an arena held before must not matter
-            error, own = _errors(model, engine._sparsely((x,)), x)
-            assert error < max(2 * own, 1e-6)
+    for engine in engines(model, torch.randn(1, 3, *size)):
+        for batch in (1, 2, 3, 17):
+            x = torch.randn(batch, 3, *size)
+            for _ in range(2):  # what an arena held before must not matter
+                error, own = _errors(model, engine._sparsely((x,)), x)
+                assert error < max(2 * own, 1e-6)
 
 
 def test_sixteen_images_in_lanes_and_the_rest() -> None:
@@ -85,17 +82,6 @@ def test_sixteen_images_in_lanes_and_the_rest() -> None:
         stage._singly[33] = singly
         error, own = _errors(model, engine._sparsely((x,)), x)
         assert error < max(2 * own, 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same with narrower registers, in a process of its own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", "test_bottlenecks"]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_large_images_are_computed_in_strips_and_their_residuals_overwritten() -> None:

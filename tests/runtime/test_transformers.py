@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from captured_once import engines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -98,8 +96,7 @@ WAYS = ["function", "causal", "scaled queries", "scaled scores"]
 def test_written_by_hand(way: str, tokens: int) -> None:
     """Two blocks are one stage without a crossing, for any batch, one thread or two."""
     model = _pruned(nn.Sequential(Block(24, 3, way), Block(24, 4, way)))
-    for threads in (1, 2):
-        engine = compiled(model, torch.randn(2, tokens, 24), threads=threads)
+    for engine in engines(model, torch.randn(2, tokens, 24)):
         assert [type(stage) for stage in engine._stages if not _is_for_sizes(stage)] == [Tokens]
         report = engine.report()
         assert (report.layers, report.attentions, report.norms) == (12, 2, 4)
@@ -156,18 +153,17 @@ def _torchvision() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [_timm, _torchvision])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_vision_transformers(build: Callable[[], nn.Module], threads: int) -> None:
+def test_vision_transformers(build: Callable[[], nn.Module]) -> None:
     """As two libraries write them: one stage of blocks between patches and classifier."""
     model = _pruned(build())
-    engine = compiled(model, torch.randn(1, 3, 32, 32), threads=threads)
-    assert _blocks(engine) == 1
-    report = engine.report()
-    assert (report.attentions, report.norms) == (2, 5)
-    assert "2 attentions, 5 layer norms in the engine" in str(report)
-    assert not any("layer_norm" in operator or "attention" in operator for operator, _ in report.left)
-    for batch in (1, 2, 5, 17):
-        _check(engine, model, torch.randn(batch, 3, 32, 32))
+    for engine in engines(model, torch.randn(1, 3, 32, 32)):
+        assert _blocks(engine) == 1
+        report = engine.report()
+        assert (report.attentions, report.norms) == (2, 5)
+        assert "2 attentions, 5 layer norms in the engine" in str(report)
+        assert not any("layer_norm" in operator or "attention" in operator for operator, _ in report.left)
+        for batch in (1, 2, 5, 17):
+            _check(engine, model, torch.randn(batch, 3, 32, 32))
 
 
 def test_layer_by_layer_gives_the_same() -> None:
@@ -319,18 +315,6 @@ def test_norms_of_tokens_far_from_zero() -> None:
     with torch.no_grad():
         truth, own = copy.deepcopy(model).double()(x.double()), model(x)
     assert float((engine._sparsely((x,)) - truth).norm()) <= float((own - truth).norm())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_older_processors(isa: str) -> None:
-    """The same tests with narrower registers, in a process of their own."""
-    if os.environ.get("PAREBACK_ISA"):
-        return
-    chosen = "test_written_by_hand or test_any_attention or test_pytorchs_encoder or test_norms or test_large"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
-    done = subprocess.run(command, env={**os.environ, "PAREBACK_ISA": isa}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_patches() -> None:

@@ -1,0 +1,33 @@
+"""Processors with narrower registers: tests of the engine and of the kernels again, in a process for each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+#: Of each file the tests, as ``-k`` has them, that depend on how wide a register is.
+CHOSEN = {
+    HERE / "test_engine.py": "test_a_residual_network or test_linear_layers or test_groups or test_gelu or "
+    "test_any_convolution",
+    HERE / "test_linear.py": "test_linear.py",
+    HERE / "test_strips.py": "test_bottlenecks",
+    HERE / "test_transformers.py": "test_written_by_hand or test_any_attention or test_pytorchs_encoder or test_norms "
+    "or test_large_scores",
+    HERE.parent / "test_kernels.py": "native and (bits or step)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_older_processors(isa: str) -> None:
+    """One process for all files, as to start one takes as long as most files do."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, CHOSEN)]
+    chosen = " or ".join(f"({words})" for words in CHOSEN.values())
+    environment = {**os.environ, "PAREBACK_ISA": isa}
+    done = subprocess.run([*command, "-k", chosen], env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout[-4000:]
