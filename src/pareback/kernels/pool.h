@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -20,6 +21,9 @@
 #endif
 
 namespace pareback {
+
+// How long to wait for a thread before it might have lost its processor to another program.
+constexpr auto kPatience = std::chrono::microseconds(200);
 
 // What threads can be lent to. It may be over before one of them comes, which then finds nothing to do.
 class Job {
@@ -113,7 +117,9 @@ class Pool {
     lend(threads - 1, job);
     work();
     recall(*job);
-    job->end();
+    if (job->is_over_soon()) return;
+    set_free(*job);
+    job->wait();
   }
 
  private:
@@ -131,20 +137,28 @@ class Pool {
     explicit Shared(const std::function<void()>* work) : work_(work) {}
 
     void help() override {
+      const std::function<void()>* work;
       {
         std::lock_guard<std::mutex> lock(mutex_);
         if (work_ == nullptr) return;
+        work = work_;
         ++helping_;
       }
-      (*work_)();
+      (*work)();
       std::lock_guard<std::mutex> lock(mutex_);
       if (--helping_ == 0) done_.notify_one();
     }
 
-    void end() {
+    // Lets nobody begin any more, and returns whether those who have are done before long.
+    bool is_over_soon() {
+      std::unique_lock<std::mutex> lock(mutex_);
+      work_ = nullptr;
+      return done_.wait_for(lock, kPatience, [this] { return helping_ == 0; });
+    }
+
+    void wait() {
       std::unique_lock<std::mutex> lock(mutex_);
       done_.wait(lock, [this] { return helping_ == 0; });
-      work_ = nullptr;
     }
 
    private:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from . import library
 from .capture import Captured, capture
+from .dividing import divided
 from .images import Chain
 from .joining import joined
 from .operations import Attention, Convolution, Name, Normalization, Other
 from .order import last_readers
 from .quiet import wait_for_rest
-from .stages import TRIALS, Between, Plain, Rows, Tokens, divided
+from .stages import TRIALS, Between, Plain, Rows, Tokens
 
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0

@@ -1,11 +1,11 @@
-"""Divides a model's operations into stages: over images, over rows, and what is left to PyTorch."""
+"""Stages of a model, each with the ways it may run: over images, over rows, over tokens, and by PyTorch."""
 
 from __future__ import annotations
 
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,21 +15,17 @@ from torch import Tensor
 from . import plain
 from .capture import Captured
 from .encoder import EncoderProgram
-from .gathering import with_encoders
-from .images import KINDS, Chain, ImageProgram
+from .images import Chain, ImageProgram
 from .layout import LANES
-from .operations import Average, Convolution, Encoder, Largest, Operation, reads
+from .operations import Convolution, Encoder, reads
 from .order import last_readers
-from .patches import over_patches
 from .quiet import quiet, wait_for_rest
 from .rows import RowProgram
-from .tiling import NoTilingError, tiled
+from .tiling import tiled
 from .tuning import Tuner
 
 #: As many lane vectors of rows as there are registers for their sums.
 _MOST_ROWS = 14 * LANES
-#: Weights of a last layer that is done together with what is before.
-_SMALL_HEAD = 2**17
 
 #: What PyTorch has to gain where the engine has several threads: its own look out for more work for some milliseconds
 #: afterwards, and in the meantime keep the engine's from working. In seconds.
@@ -277,94 +273,3 @@ class Tokens(Stage):
         for stage in self.stages_apart:
             stage.run(inside, batch, threads)
         values.update((name, inside[name]) for name in self.chain.outputs)
-
-
-def divided(operations: list[Operation], captured: Captured, outputs: Iterable[str], threads: int) -> list[Stage]:
-    """Return the stages of a model."""
-    kept = set(outputs)
-    operations = with_encoders(over_patches(operations, captured), captured, kept)
-    return _stages(operations, captured, kept, Tuner(), threads)
-
-
-def _stages(operations: list[Operation], captured: Captured, kept: set[str], tuner: Tuner, threads: int) -> list[Stage]:
-    groups: list[tuple[str, list[Operation]]] = []
-    for operation in operations:
-        kind = _kind(operation, operations)
-        before, members = groups[-1] if groups else ("", [])
-        if before == kind and kind != "tokens" and (kind != "rows" or _follows(members, operation, operations, kept)):
-            members.append(operation)
-        elif (before, kind) == ("images", "rows") and _is_head(operation, members, operations, kept):
-            groups[-1] = ("headed", [*members, operation])
-        else:
-            groups.append((kind, [operation]))
-    return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
-
-
-def _kind(operation: Operation, operations: list[Operation]) -> str:
-    if isinstance(operation, Encoder):
-        return "tokens"
-    if isinstance(operation, Convolution) and operation.over_rows:
-        return "rows"
-    if isinstance(operation, Largest) and not _is_positive(operation.x, operations):
-        return "plain"  # the engine's halo holds zeros, which would be larger
-    if any(isinstance(o, Average) and o.out in reads(operation) for o in operations):
-        return "plain"  # a mean has no layout of lanes
-    return "images" if isinstance(operation, KINDS) else "plain"
-
-
-def _is_positive(name: str, operations: list[Operation]) -> bool:
-    return any(o.out == name and getattr(o, "activation", "") == "relu" for o in operations)
-
-
-def _follows(chain: list[Operation], operation: Operation, operations: list[Operation], outputs: set[str]) -> bool:
-    """Whether a linear layer is the only reader of what the chain computes."""
-    before = chain[-1].out
-    readers = [o for o in operations if before in reads(o)]
-    return reads(operation) == [before] and len(readers) == 1 and before not in outputs
-
-
-def _is_head(operation: Operation, images: list[Operation], operations: list[Operation], outputs: set[str]) -> bool:
-    """Whether a linear layer over the means of images, and small, ends a model: done with them, it costs no call."""
-    assert isinstance(operation, Convolution)
-    means = images[-1]
-    return (
-        isinstance(means, Average)
-        and not means.keep_dimensions
-        and operation.residual is None
-        and operation.taps.density * operation.taps.weight.numel() <= _SMALL_HEAD
-        and _follows(images, operation, operations, outputs)
-        and not any(operation.out in reads(o) for o in operations)
-    )
-
-
-def _chain(members: list[Operation], operations: list[Operation], outputs: set[str]) -> Chain:
-    made = [operation.out for operation in members]
-    inputs = dict.fromkeys(name for o in members for name in reads(o) if name not in made)
-    elsewhere = {name for o in operations if o.out not in made for name in reads(o)} | outputs
-    return Chain(members, list(inputs), [name for name in made if name in elsewhere])
-
-
-def _stage(
-    kind: str,
-    members: list[Operation],
-    operations: list[Operation],
-    kept: set[str],
-    captured: Captured,
-    tuner: Tuner,
-    threads: int,
-) -> Stage:
-    if isinstance(members[0], Encoder):
-        encoder = members[0]
-        apart = _stages(encoder.apart, captured, set(encoder.outputs), tuner, threads)
-        return Tokens(encoder, apart, captured, tuner)
-    chain = _chain(members, operations, kept)
-    if kind == "rows":
-        return Rows(chain, tuner)
-    if kind in ("images", "headed"):
-        stage = Images(chain, captured, tuner)
-        try:
-            stage.program(1, threads)
-        except NoTilingError:
-            return Between(chain)
-        return stage
-    return Between(chain)

@@ -23,7 +23,6 @@ namespace pareback {
 // Looks out for something that another thread is about to do. At first without leaving the processor; then others may
 // have it in between, as the one that is waited for might need it; and not for long.
 using Clock = std::chrono::steady_clock;
-constexpr auto kPatience = std::chrono::microseconds(200);
 
 template <typename Condition>
 bool soon(const Condition& condition) {

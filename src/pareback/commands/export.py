@@ -1,0 +1,31 @@
+"""``pareback export``: a run or a file of weights in another format."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from ..lab.arguments import Parser
+from .command import Command
+
+
+def _options(parser: Parser) -> None:
+    parser.add_argument("source", type=Path, metavar="RUN_OR_FILE", help="a run's folder or a file of weights")
+    parser.add_argument("--format", default="pare", metavar="FORMAT", help="pare, safetensors or onnx (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write (beside the source by default)")
+    parser.add_argument("--values", metavar="TYPE", help="keep a .pare file's values as float16 or bfloat16")
+
+
+def _run(options: Namespace) -> None:
+    from ..lab.exporting import export_path
+
+    out = export_path(options.source, options.format, options.out, options.values)
+    print(f"wrote {out}, {out.stat().st_size:,} bytes")
+
+
+COMMAND = Command(
+    "Write a run's model, or a file of weights, as a compressed .pare file, as safetensors or as ONNX.",
+    _options,
+    _run,
+    "RUN_OR_FILE [--format pare|safetensors|onnx] [--out FILE] [--values float16|bfloat16]",
+)

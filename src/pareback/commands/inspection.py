@@ -1,0 +1,33 @@
+"""``pareback inspect``: what a run or a file of weights holds."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+from ..lab.arguments import Parser
+from .command import Command
+
+
+def _options(parser: Parser) -> None:
+    parser.add_argument(
+        "path", type=Path, metavar="FILE_OR_RUN", help="a run's folder, a .pare, .safetensors or .pt file"
+    )
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+
+
+def _run(options: Namespace) -> None:
+    from ..artifact import describe
+    from ..lab.inspection import inspect_path
+
+    report = describe(options.path) if options.path.suffix == ".pare" else inspect_path(options.path)
+    print(json.dumps(report.as_dict(), indent=1) if options.json else report)
+
+
+COMMAND = Command(
+    "Count the non-zeros of a run or a file of weights, per tensor.",
+    _options,
+    _run,
+    "FILE_OR_RUN [--json]",
+)

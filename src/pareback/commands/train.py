@@ -1,0 +1,71 @@
+"""``pareback train``: a recipe, trained into a run folder."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ..lab.arguments import Parser, UsageError, add_recipe_options, changes
+from .command import Command
+
+
+def _options(parser: Parser) -> None:
+    parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="the recipe; digits without one")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME-SEED)")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, --out or the default folder"
+    )
+    parser.add_argument("--force", action="store_true", help="throw away the run that is in the folder")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_recipe_options(parser)
+
+
+def _run(options: Namespace) -> int:
+    from ..lab import environment, run_folder
+    from ..lab.reading import override, read
+    from ..lab.recipe import Recipe
+    from ..lab.trainer import train
+
+    began = environment.process_start()
+    given = changes(options)
+    resume, out = options.resume is not None, options.out
+    if resume and options.force:
+        raise UsageError("--resume goes on with a run and --force throws it away. Write one of them.")
+    if options.resume:
+        if out is not None and Path(options.resume) != out:
+            raise UsageError(f"--resume {options.resume} and --out {out} are two folders. Write one of them.")
+        out = Path(options.resume)
+    if options.recipe is not None:
+        recipe = read(options.recipe)
+    elif resume and out is not None:
+        recipe = run_folder.recipe_of(out)
+    else:
+        recipe = Recipe()
+    recipe = override(recipe, given)
+    if out is None:
+        out = Path("runs") / f"{recipe.name}-{recipe.seed}"
+    if resume:
+        run_folder.recipe_of(out)  # there has to be a run
+    result = train(recipe, out, resume=resume, force=options.force, quiet=options.quiet, began=began)
+    if not options.quiet and os.environ.get("RANK", "0") == "0":
+        print(_summary(result, out))
+    return 0
+
+
+def _summary(result: dict[str, Any], out: Path) -> str:
+    kept = f"{result['nonzeros']:,} of {result['parameters']:,} parameters non-zero"
+    pruned = f", pruned tensors {100 * result['sparsity']:.3f} % sparse" if result["pruned_weights"] else ""
+    seconds = f"{result['seconds']['total']:.1f} s"
+    return f"{result['name']}: {result['accuracy']:.2f} % accuracy, {kept}{pruned}, {seconds}. Everything is in {out}."
+
+
+COMMAND = Command(
+    "Train a recipe, or the digits without one, into a run folder.",
+    _options,
+    _run,
+    "[RECIPE.yaml] [--out DIR] [--resume [DIR]] [--SECTION.FIELD VALUE ...]",
+    "Every field of the recipe is an option: pareback train RECIPE.yaml --goal.kind budget --goal.sparsity 0.98.\n"
+    "Under torchrun (torchrun --nproc-per-node 2 -m pareback train ...) processes share each batch.",
+)
