@@ -20,6 +20,7 @@ from .stepping import Stepping
 from .wording import listed
 
 if TYPE_CHECKING:
+    from .blueprint import Weights
     from .report import Known, Report
 
 _STATE_VERSION = 1
@@ -105,7 +106,7 @@ class Mount(Stepping):
 
     def _land_exactly(self) -> None:
         state, latents = self._controller.state, [x.clone() for x in self._latents()]
-        weights = self._plan.weights(latents, self._shards)
+        weights = self._measured(latents)
         landing = self._plan.land(weights, state.r, self._exponent, self._shards)
         values = landed(latents, landing, self._exponent, self._shards)
         state.spread.copy_(weights.spread)
@@ -115,6 +116,18 @@ class Mount(Stepping):
         self._counts_here()[0].copy_(torch.stack([(v != 0).sum().to(state.nonzero.device) for v in values]))
         self._exchange_counts()
         self._land(values)
+
+    def _measured(self, tensors: list[Tensor]) -> Weights:
+        """Measure weights that thresholds are searched in: of NaN no search would find an end."""
+        weights = self._plan.weights(tensors, self._shards)
+        broken = [name for name, good in zip(self.names, weights.spread.isfinite().tolist(), strict=True) if not good]
+        if broken:
+            holds = "holds" if len(broken) == 1 else "hold"
+            raise ValueError(
+                f"{listed(broken)} {holds} NaN or infinity: the training has diverged. Go back to the last good "
+                "checkpoint, and lower the learning rate or clip gradients."
+            )
+        return weights
 
     def prune_(self, model: nn.Module) -> nn.Module:
         """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
@@ -128,7 +141,7 @@ class Mount(Stepping):
             raise ValueError(f"{listed(other)} has another shape in the model given. Give a copy of the pruned model.")
         with torch.no_grad():
             tensors = [local(theirs[name].detach()) for name in self.names]
-            weights = self._plan.weights(tensors, self._shards)
+            weights = self._measured(tensors)
             keep = self.counts()
             landing = keep_at_most(counter(tensors, self._exponent, self._shards), keep, weights.peak)
             for tensor, value in zip(tensors, landed(tensors, landing, self._exponent, self._shards), strict=True):

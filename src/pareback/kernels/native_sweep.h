@@ -110,7 +110,7 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, float straig
   }
   // Where the weight is not what pruning wrote, it was edited, and the edit is the new latent.
   const Vec written = pass == kAdopt ? load(at.weight) : pruned;
-  const Int edited = written != pruned;
+  const Int edited = pass == kAdopt ? (written != pruned) : Int{};  // elsewhere a NaN alone would differ, from itself
   const Vec now = edited ? written : latent;
   sums.edited |= edited;
   const Vec magnitude = absolute(now);
