@@ -47,6 +47,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert blocks or page.name in ("index.md", "method.md")
 
 
+def test_every_public_name_is_on_its_page() -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert [name for name in pb.__all__ if not re.search(rf"`pb\.{name}\b", text)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link of a page points to a file that exists."""
