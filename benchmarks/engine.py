@@ -167,7 +167,7 @@ def as_markdown(content: dict[str, Any]) -> str:
         f"{about['cpu']}, {about['cores']} cores, {about['register_bits']}-bit registers; "
         + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         "Runtimes take turns, a tenth of a second each. × is the median over rounds of the ratio within a round, ms "
-        "the median over rounds of a call: where the machine's speed moved in between, one does not follow from the other.",
+        "the median over rounds of a call: where the machine's speed moved, one does not follow from the other.",
     ]
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for one in content["rows"].values():
