@@ -87,9 +87,21 @@ def test_counts_that_are_missing_leave_a_point_out_of_their_chart_alone(tmp_path
     assert datasets.points(only(report(tmp_path, old)))[0]["flops"] is None
 
 
-def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_called_after_their_folders(tmp_path: Path) -> None:
+    """Three recipes called digits, two of them deeper; a name that only its seeds share stays."""
+    store = tmp_path / "runs"
+    for place, share in (("dense", 0.8), ("demo/taught", 0.9), ("demo/other", 0.95)):
+        write(store / place, content("digits", goal__kind="fixed", goal__sparsity=share))
+        (store / place / "0000.json").rename(store / f"{place}.json")
+    write(store, *(content("mine", seed) for seed in (0, 1)))
+    found = collect(store)
+    assert found.labels == ["mine", "mine (seed 1)", "demo/other", "demo/taught", "dense"]
+    assert [run.name for run in found.runs][2:] == found.labels[2:]
+
+
+def test_runs_called_like_a_folder_are_numbered(tmp_path: Path) -> None:
     runs = [content("same", goal__kind="fixed", goal__sparsity=share) for share in (0.8, 0.9)]
-    assert report(tmp_path, *runs).labels == ["same", "same #2"]
+    assert sorted(report(tmp_path, *runs, content("0000")).labels) == ["0000", "0000 #2", "0001"]
 
 
 # -- what is kept of single runs ---------------------------------------------------------------------------------------
