@@ -45,6 +45,14 @@ def test_dense_and_thinned_networks_are_one_line_and_come_first(tmp_path: Path) 
     assert task.dense.error.mean == 10.0
 
 
+def test_each_network_of_that_line_is_called_what_it_is(tmp_path: Path) -> None:
+    """In the table, and where the front is put into words; a line without thinned networks is plainly dense."""
+    task = only(report(tmp_path, *curve(seeds=1)))
+    assert [point.method for point in task.points[:3]] == ["dense", "thinned", "exact budget"]
+    assert [row["called"] for row in datasets.points(task)][:2] == ["dense", "thinned to 0.25"]
+    assert only(report(tmp_path / "plain", content())).series == ["dense"]
+
+
 def test_the_front_holds_what_nothing_beats(tmp_path: Path) -> None:
     """Thinned, fixed-GA and unconstrained ones are larger and worse than the exact budget of 90 %."""
     task = only(report(tmp_path, *curve(seeds=1)))
@@ -60,6 +68,19 @@ def test_points_that_are_alike_share_the_front(tmp_path: Path) -> None:
 def test_lines_of_one_method_are_told_apart_by_their_fields(tmp_path: Path) -> None:
     runs = [content(goal__kind="fixed", goal__sparsity=0.9, train__epochs=epochs) for epochs in (3, 4)]
     assert only(report(tmp_path, *runs)).series == ["fixed-BS, epochs 3", "fixed-BS, epochs 4"]
+
+
+def test_lines_say_who_taught_them(tmp_path: Path) -> None:
+    """By the name of the teacher's folder, the way to it where two have one name; without a teacher, nothing."""
+    goal = {"goal__kind": "budget", "goal__sparsity": 0.9}
+    runs = [content("a", **goal), content("b", **goal, teacher__run="runs/dense")]
+    assert only(report(tmp_path / "one", *runs)).series == ["exact budget", "exact budget, taught by dense"]
+    runs.append(content("c", **goal, teacher__run="old/dense"))
+    assert only(report(tmp_path / "two", *runs)).series == [
+        "exact budget",
+        "exact budget, taught by dense (old/dense)",
+        "exact budget, taught by dense (runs/dense)",
+    ]
 
 
 def test_fields_that_read_alike_leave_lines_apart(tmp_path: Path) -> None:
@@ -110,7 +131,7 @@ def test_runs_called_like_a_folder_are_numbered(tmp_path: Path) -> None:
 def test_every_method_is_among_the_first_and_second_seeds_come_later(tmp_path: Path) -> None:
     task = only(report(tmp_path, *curve(seeds=2)))
     first = ranked(task)
-    assert {run.method for run in first[:4]} == {"dense, thinned", "exact budget", "fixed-GA", "unconstrained"}
+    assert {run.method for run in first[:4]} == {"dense", "exact budget", "fixed-GA", "unconstrained"}
     assert [run.seed for run in first[:6]] == [0, 0, 0, 0, 0, 0]
     assert len({id(run) for run in first}) == 12
 
@@ -220,6 +241,13 @@ def test_lines_differ_in_more_than_their_colour() -> None:
     assert len(pairs) == 7
     assert found["colours"] == ["ink", 0, 1, 2, 3, 4, 5]
     assert len(SHAPES) != len(DASHES)
+
+
+def test_dense_lines_are_told_apart_too() -> None:
+    """The dense network and its thinned equivalents in one chart."""
+    found = looks([True, False, True, True])
+    assert found["colours"] == ["ink", 0, "muted", "muted"]
+    assert len({str(dash) for dash, colour in zip(found["dashes"], found["colours"], strict=True) if colour != 0}) == 3
 
 
 def test_legends_have_as_many_columns_as_fit() -> None:
