@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT = 640, 400
 
 def write_figures(report: Report, folder: Path) -> list[Path]:
     """Write every chart of every task into ``folder`` as PNG and SVG, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     written = []
     for number, task in enumerate(report.tasks, 1):
         prefix = f"task{number}-" if len(report.tasks) > 1 else ""

@@ -11,7 +11,6 @@ from typing import Any
 
 from .runs import QUANTITIES, Run
 
-
 #: The line of the dense network and of thinned ones.
 _DENSE_LINE = "dense, thinned"
 
