@@ -82,7 +82,7 @@ def layers() -> Chart:
                 "ticks": False,
             },
         },
-        "x": number("zeros", "zeros in the layer (%)", {"zero": False, "nice": True}),
+        "x": number("zeros", "zeros in the layer (%)", {"zero": False, "nice": True}, tickCount=8),
         "color": lines_of("run", slot("labels"), slot("colours")),
         "order": {"field": "place", "type": "quantitative"},
     }
