@@ -12,6 +12,7 @@ from page_runs import content, curve, write
 
 from pareback.page import datasets
 from pareback.page.details import chosen, detail, ranked, spaced
+from pareback.page.figures import charts_of
 from pareback.page.groups import Task
 from pareback.page.report import Report, collect
 from pareback.page.theme import DARK, DASHES, LIGHT, SHAPES, legend_columns, looks
@@ -248,6 +249,12 @@ def test_dense_lines_are_told_apart_too() -> None:
     found = looks([True, False, True, True])
     assert found["colours"] == ["ink", 0, "muted", "muted"]
     assert len({str(dash) for dash, colour in zip(found["dashes"], found["colours"], strict=True) if colour != 0}) == 3
+
+
+def test_three_layers_have_room(tmp_path: Path) -> None:
+    """Their chart is not as flat as three lines of text."""
+    found = report(tmp_path, content(goal__kind="fixed", goal__sparsity=0.9))
+    assert dict(charts_of(found, only(found)))["layers"]["height"] >= 150
 
 
 def test_legends_have_as_many_columns_as_fit() -> None:
