@@ -30,6 +30,7 @@ bench: $(STAMP)
 
 # The stamp is newer than pyproject.toml only after a complete install.
 $(STAMP): pyproject.toml
+	@echo "Installing PyTorch and the rest into .venv: several GB, some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $(STAMP)

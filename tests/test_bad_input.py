@@ -140,6 +140,11 @@ BAD: dict[str, Case] = {
         r"'2.weight' would be pruned but is in no optimizer.*Add it to the optimizer, or .*exclude=\['2.weight'\]",
         optimizer=first_layer,
     ),
+    "optimizer of another model": Case(
+        ValueError,
+        r"This optimizer belongs to another model: no parameter of this one is in it. Make it with",
+        optimizer=lambda m: torch.optim.SGD(copy.deepcopy(m).parameters(), lr=0.1),
+    ),
     "LBFGS": Case(
         ValueError,
         r"LBFGS evaluates the model several times.*Use pb.ParametrizedPruner",

@@ -105,8 +105,9 @@ def test_an_optimizer_may_hold_nothing_that_is_pruned() -> None:
 def test_missing_tensors_are_named() -> None:
     """All of them, and how to leave the first out."""
     model = mlp()
+    names = "'1.weight', '2.weight'"
     with pytest.raises(
-        ValueError, match=r"'1.weight', '2.weight' would be pruned but is in no optimizer.*exclude=\['1.weight'\]"
+        ValueError, match=rf"{names} would be pruned but are in no .* them out with exclude=\[{names}\]"
     ):
         rates_of(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
 
@@ -146,7 +147,7 @@ def test_a_tensor_in_two_optimizers_is_refused() -> None:
     model = mlp()
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     with pytest.raises(
-        ValueError, match=r"'0.weight'.* is in more than one of the optimizers.*Let one optimizer move it"
+        ValueError, match=r"'0.weight'.* are in more than one of the optimizers.*Let one optimizer move them"
     ):
         rates_of(model, first, second)
 

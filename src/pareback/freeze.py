@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .hooks import StepHooks, check_optimizers
+from .hooks import StepHooks, check_optimizers, check_ownership
 from .selection import matching, plain_names, select
 from .sharding import local
-from .wording import listed, suggests_options
+from .wording import excluding, listed, suggests_options
 
 
 class Frozen:
@@ -81,8 +81,10 @@ def freeze(
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     missing = [name for name, p in partly.items() if p.requires_grad and id(p) not in held]
     if missing:
+        check_ownership(model, optimizers)
+        has, them = ("has zeros to keep but is", "it") if len(missing) == 1 else ("have zeros to keep but are", "them")
         raise ValueError(
-            f"{listed(missing)} has zeros to keep but is in no optimizer that was given. Give every optimizer that "
-            f"moves it, or leave it out with exclude=[{missing[0]!r}]."
+            f"{listed(missing)} {has} in no optimizer that was given. Give every optimizer that moves {them}, or leave "
+            f"{them} out with {excluding(missing)}."
         )
     return Frozen(partly, optimizers)

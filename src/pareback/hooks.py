@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 
@@ -76,6 +77,17 @@ class StepHooks:
 def _move(hooks: Any, key: int, last: bool) -> None:
     if key in hooks and next(reversed(hooks) if last else iter(hooks)) != key:
         hooks.move_to_end(key, last=last)
+
+
+def check_ownership(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that hold nothing of the model."""
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if not any(id(p) in held for p in model.parameters()):
+        which, it = ("This optimizer belongs", "it") if len(optimizers) == 1 else ("These optimizers belong", "them")
+        raise ValueError(
+            f"{which} to another model: no parameter of this one is in {it}. Make {it} with model.parameters() of this "
+            "model; a copy has parameters of its own."
+        )
 
 
 def check_optimizers(optimizer: Optimizer | Sequence[Optimizer], closures: bool = False) -> list[Optimizer]:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .control import Rates
 from .selection import Selected
-from .wording import listed
+from .wording import excluding, listed
 
 #: Thresholds learn at this multiple of their tensor's learning rate, by how its optimizer scales gradients.
 SGD_MULTIPLE = 0.01
@@ -34,15 +34,17 @@ class GroupRates:
         places = [_place(s, optimizers) for s in selected]
         missing = [s.name for s, place in zip(selected, places, strict=True) if place is None]
         if missing:
+            are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
             raise ValueError(
-                f"{listed(missing)} would be pruned but is in no optimizer that was given. Add it to the optimizer, "
-                f"or leave it out with exclude=[{missing[0]!r}]."
+                f"{listed(missing)} would be pruned but {are} in no optimizer that was given. Add {them} to the "
+                f"optimizer, or leave {them} out with {excluding(missing)}."
             )
         twice = [s.name for s in selected if sum(_place(s, [one]) is not None for one in set(optimizers)) > 1]
         if twice:
+            are, them = ("is", "it") if len(twice) == 1 else ("are", "them")
             raise ValueError(
-                f"{listed(twice)} is in more than one of the optimizers given, and a step of the second would fill the "
-                "zeros again. Let one optimizer move it."
+                f"{listed(twice)} {are} in more than one of the optimizers given, and a step of the second would fill "
+                f"the zeros again. Let one optimizer move {them}."
             )
         found = [place for place in places if place is not None]
         for o, g in dict.fromkeys(found):

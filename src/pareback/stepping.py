@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from .blueprint import draw_up
 from .control import BAND, Controller, Ends, State
 from .goal import Goal
-from .hooks import StepHooks, check_optimizers
+from .hooks import StepHooks, check_optimizers, check_ownership
 from .kernels import Moments, Record, count, measure
 from .options import (
     active,
@@ -74,6 +74,7 @@ class Stepping(ABC):
         self.names = self._plan.names
         check_dense_gradients(model, self.parameters)
         check_unowned(self.names, self.parameters)
+        check_ownership(model, optimizers)
         self._shards = Shards(self.parameters)
         dtype = self._plan.dtype
         device = local(self.parameters[0]).device

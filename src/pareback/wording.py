@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -23,6 +23,16 @@ def listed(names: Iterable[str], limit: int = 5) -> str:
     names = list(names)
     shown = ", ".join(repr(name) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def excluding(names: Sequence[str], limit: int = 3) -> str:
+    """Return the option that leaves parameters out.
+
+    >>> excluding(["a", "b"]), excluding("abcdefg")
+    ("exclude=['a', 'b']", "exclude=['a', 'b', 'c', ...]")
+    """
+    more = ", ..." if len(names) > limit else ""
+    return f"exclude=[{', '.join(repr(name) for name in names[:limit])}{more}]"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -182,7 +182,7 @@ FOUR = b"\0" * 4
         (file_of({"a": entry(offsets=[2, 6])}, FOUR), "do not follow"),
         (file_of({"a": entry(), "b": entry()}, FOUR), "do not follow"),
         (file_of({"a": entry()}, FOUR + b"\0"), "take 4 bytes, and it holds 5"),
-        (file_of({"a": entry()}, FOUR[1:]), "take 4 bytes, and it holds 3"),
+        (file_of({"a": entry()}, FOUR[1:]), "take 4 bytes, and it holds 3: it is cut off. Copy it again"),
     ],
 )
 def test_lies_are_noticed(tmp_path: Path, content: bytes, message: str) -> None:

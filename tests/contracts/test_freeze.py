@@ -195,7 +195,7 @@ def test_a_dense_model_is_refused() -> None:
 def test_an_optimizer_of_another_model_is_refused() -> None:
     """An optimizer that does not hold the tensors could not keep their zeros, so it is not accepted in silence."""
     model, _ = finished()
-    with pytest.raises(ValueError, match=r"0\.weight"):
+    with pytest.raises(ValueError, match="This optimizer belongs to another model"):
         pb.freeze(model, sgd(network()))
 
 

@@ -49,6 +49,16 @@ def test_a_table_of_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_runs_in_folders_of_their_own_are_listed_with_the_way_to_them(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What make demo writes into runs/demo."""
+    finish(root / "demo", replace(RECIPE, name="lenet-95"))
+    lines = shown(capsys)
+    assert any(line.startswith("demo/lenet-95-0-") for line in lines)
+    assert lines[-1] == "5 runs: 3 finished, 1 unfinished, 1 foreign."
+
+
 def test_filters_and_order(capsys: pytest.CaptureFixture[str]) -> None:
     by_accuracy = ["--state", "finished", "--sort", "accuracy"]
     assert [line.split("-")[0] for line in shown(capsys, *by_accuracy)[2:4]] == ["fixed", "exact"]

@@ -19,7 +19,7 @@ import torch
 from stored_runs import RECIPE, finish, result
 
 from pareback.curves import store
-from pareback.curves.store import StoredRun, folder, keep, key, look, record_of, scan
+from pareback.curves.store import StoredRun, folder, keep, key, look, record_of, scan, within
 from pareback.lab.reading import override, to_dict, to_yaml
 from pareback.lab.recipe import Recipe
 from pareback.lab.record import read_record
@@ -211,6 +211,30 @@ def test_what_is_not_a_run_is_foreign_and_the_rest_is_listed(root: Path) -> None
         "half.json": ("broken", "half.json is not whole: it is no JSON."),
         "bare.json": ("foreign", "bare.json is not the record of a run."),
     }
+
+
+def test_folders_of_runs_are_looked_through(root: Path) -> None:
+    """As the demo leaves them, deeper, and beside pictures; a run's own folder is not looked into, nor a link."""
+    demo, deep = finish(root / "demo", RECIPE), finish(root / "a" / "b", replace(RECIPE, name="deep"))
+    (root / "demo" / "plots").mkdir()
+    finish(demo / "inside", RECIPE)
+    (root / "link").symlink_to(root, target_is_directory=True)
+    found = {within(run.path, root): run.state for run in scan(root)}
+    assert found == {
+        folder(root, RECIPE).name: "finished",
+        f"a/b/{deep.name}": "finished",
+        f"demo/{demo.name}": "finished",
+        "demo/plots": "foreign",
+        "link": "foreign",
+    }
+
+
+def test_a_folder_without_runs_is_told_of_once(root: Path) -> None:
+    (root / "data" / "deep").mkdir(parents=True)
+    for name in ("labels.json", "deep/more.json"):
+        (root / "data" / name).write_text("{}")
+    (root / "data" / "cut.json").write_text("{")
+    assert [run.path.name for run in scan(root) if run.state != "finished"] == ["data"]
 
 
 def test_what_cannot_be_read_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,12 +192,24 @@ def test_the_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: 
     assert main([*argv, "--resume"]) == 0
 
 
+def test_a_quiet_training_still_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, with accuracy and zeros."""
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), "--quiet", *QUICK]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "% accuracy" in said
+    assert "pruned tensors 90.000 % sparse" in said
+    assert said.endswith(f"Everything is in {out}.\n")
+
+
 def test_a_finished_run_is_not_trained_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same command says so and succeeds; another recipe in the same folder is refused."""
     before = (run / "result.json").read_bytes()
     assert main(["train", "--out", str(run), *QUICK]) == 0
     assert "holds this run already" in capsys.readouterr().out
     assert main(["train", "--resume", str(run), "--quiet"]) == 0
+    assert "Everything is in" in capsys.readouterr().out
     assert (run / "result.json").read_bytes() == before
     other = fails(capsys, 2, "train", "--out", str(run), *QUICK, "--seed", "1")
     assert "holds a run of another recipe (seed is 0 there and 1 here)" in other

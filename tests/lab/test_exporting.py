@@ -54,6 +54,21 @@ def test_and_back_to_safetensors(run: Path, tmp_path: Path) -> None:
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
+def test_a_runs_own_files_are_never_written_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default name is another one; so it is for a .pare file that lies in the run's folder."""
+    own = run / "model.safetensors"
+    before, made = own.read_bytes(), own.stat().st_mtime_ns
+    assert main(["export", str(run)]) == 0
+    for source in (run, run / "model.pare"):
+        assert main(["export", str(source), "--format", "safetensors"]) == 0
+        assert f"wrote {run / 'exported.safetensors'}" in capsys.readouterr().out
+    assert main(["export", str(run), "--format", "safetensors", "--out", str(own)]) == 2
+    assert "belongs to the run in that folder" in capsys.readouterr().err
+    assert (own.read_bytes(), own.stat().st_mtime_ns) == (before, made)
+    plain, again = load_file(own), load_file(run / "exported.safetensors")
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
 def test_half_the_bytes_per_value(run: Path, tmp_path: Path) -> None:
     """--values float16 rounds what is kept and nothing else."""
     main(["export", str(run), "--out", str(tmp_path / "full.pare")])
@@ -82,7 +97,8 @@ def test_onnx_computes_the_same(run: Path, tmp_path: Path) -> None:
     [
         (["--format", "onx"], "There is no format 'onx'. Write one of: pare, safetensors, onnx."),
         (["--values", "int8"], "Values cannot be kept as 'int8'. Write float16 or bfloat16."),
-        (["--format", "safetensors", "--out", "{run}/model.safetensors"], ""),
+        (["--format", "safetensors", "--out", "{run}/model.safetensors"], "would be written over itself."),
+        (["--out", "{run}/checkpoint.pt"], "checkpoint.pt' belongs to the run in that folder. Give another file"),
     ],
 )
 def test_wrong_options(run: Path, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,14 @@ def test_nothing_overlaps_with_17_layers_and_six_runs(panels: list[Any], tmp_pat
     assert len(looks) == 6
 
 
+def test_dense_equivalents_have_lines_of_their_own() -> None:
+    """The dense network and two thinned ones."""
+    records = [record(name, sparsity=None) for name in ("dense", "thin-0.15", "thin-0.05")]
+    for thin in records[1:]:
+        thin.result["recipe"]["model"]["thin"] = 0.1
+    assert len({(look["color"], look["linestyle"]) for look in plot_style.look(records)}) == 3
+
+
 # -- convergence -----------------------------------------------------------------------------------------------------
 
 

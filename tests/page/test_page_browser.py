@@ -274,7 +274,7 @@ def test_every_chart_has_its_numbers_as_a_table(browser: Browser, made: Any) -> 
         browser.until(f"document.querySelectorAll('details[data-table={chart}] tbody tr').length > 2")
         assert browser.ask(f"document.getElementById('{chart}-words').textContent.length") > 10
     assert browser.texts("details[data-table=tradeoff] tbody tr:nth-child(1) td") == [
-        *("dense, thinned", "dense", "1", "10.00", "10.00", "10.00", "3,100", "yes")
+        *("dense", "dense", "1", "10.00", "10.00", "10.00", "3,100", "yes")
     ]
 
 

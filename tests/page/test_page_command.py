@@ -36,7 +36,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("light")
 def test_the_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs, out = write(tmp_path / "runs", *curve()), tmp_path / "deep" / "report.html"
+    runs, out = write(tmp_path / "runs", *curve()), tmp_path / "report.html"
     (runs / "bad.json").write_text("{")
     assert cli.main(["page", str(runs), "-o", str(out), "--title", "Mine & yours"]) == 0
     text = out.read_text(encoding="utf-8")
@@ -65,6 +65,8 @@ def test_references_are_drawn_or_said_not_to_be(tmp_path: Path, capsys: pytest.C
         (["empty"], "There are no runs in 'empty'. Train some, or give another folder."),
         (["runs", "-o", "empty"], "'empty' is a folder. Give the name of a file with --out."),
         (["runs", "--figures", "runs/0000.json"], "'runs/0000.json' is a file. Give a folder with --figures."),
+        (["runs", "-o", "no/dir/x.html"], "There is no folder 'no/dir'. Make it first."),
+        (["runs", "--figures", "no/dir/figures"], "There is no folder 'no/dir'. Make it first."),
         (["runs", "--references", "nothing.yaml"], "There is no file 'nothing.yaml'."),
         (["runs", "--figure", "x"], "There is no option '--figure'. Did you mean '--figures'?"),
     ],
@@ -82,6 +84,7 @@ def test_mistakes_are_answered_with_a_sentence(
     assert cli.main(["page", *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.slow

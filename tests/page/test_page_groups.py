@@ -12,6 +12,7 @@ from page_runs import content, curve, write
 
 from pareback.page import datasets
 from pareback.page.details import chosen, detail, ranked, spaced
+from pareback.page.figures import charts_of
 from pareback.page.groups import Task
 from pareback.page.report import Report, collect
 from pareback.page.theme import DARK, DASHES, LIGHT, SHAPES, legend_columns, looks
@@ -45,6 +46,14 @@ def test_dense_and_thinned_networks_are_one_line_and_come_first(tmp_path: Path) 
     assert task.dense.error.mean == 10.0
 
 
+def test_each_network_of_that_line_is_called_what_it_is(tmp_path: Path) -> None:
+    """In the table, and where the front is put into words; a line without thinned networks is plainly dense."""
+    task = only(report(tmp_path, *curve(seeds=1)))
+    assert [point.method for point in task.points[:3]] == ["dense", "thinned", "exact budget"]
+    assert [row["called"] for row in datasets.points(task)][:2] == ["dense", "thinned to 0.25"]
+    assert only(report(tmp_path / "plain", content())).series == ["dense"]
+
+
 def test_the_front_holds_what_nothing_beats(tmp_path: Path) -> None:
     """Thinned, fixed-GA and unconstrained ones are larger and worse than the exact budget of 90 %."""
     task = only(report(tmp_path, *curve(seeds=1)))
@@ -60,6 +69,19 @@ def test_points_that_are_alike_share_the_front(tmp_path: Path) -> None:
 def test_lines_of_one_method_are_told_apart_by_their_fields(tmp_path: Path) -> None:
     runs = [content(goal__kind="fixed", goal__sparsity=0.9, train__epochs=epochs) for epochs in (3, 4)]
     assert only(report(tmp_path, *runs)).series == ["fixed-BS, epochs 3", "fixed-BS, epochs 4"]
+
+
+def test_lines_say_who_taught_them(tmp_path: Path) -> None:
+    """By the name of the teacher's folder, the way to it where two have one name; without a teacher, nothing."""
+    goal = {"goal__kind": "budget", "goal__sparsity": 0.9}
+    runs = [content("a", **goal), content("b", **goal, teacher__run="runs/dense")]
+    assert only(report(tmp_path / "one", *runs)).series == ["exact budget", "exact budget, taught by dense"]
+    runs.append(content("c", **goal, teacher__run="old/dense"))
+    assert only(report(tmp_path / "two", *runs)).series == [
+        "exact budget",
+        "exact budget, taught by dense (old/dense)",
+        "exact budget, taught by dense (runs/dense)",
+    ]
 
 
 def test_fields_that_read_alike_leave_lines_apart(tmp_path: Path) -> None:
@@ -87,9 +109,21 @@ def test_counts_that_are_missing_leave_a_point_out_of_their_chart_alone(tmp_path
     assert datasets.points(only(report(tmp_path, old)))[0]["flops"] is None
 
 
-def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_called_after_their_folders(tmp_path: Path) -> None:
+    """Three recipes called digits, two of them deeper; a name that only its seeds share stays."""
+    store = tmp_path / "runs"
+    for place, share in (("dense", 0.8), ("demo/taught", 0.9), ("demo/other", 0.95)):
+        write(store / place, content("digits", goal__kind="fixed", goal__sparsity=share))
+        (store / place / "0000.json").rename(store / f"{place}.json")
+    write(store, *(content("mine", seed) for seed in (0, 1)))
+    found = collect(store)
+    assert found.labels == ["mine", "mine (seed 1)", "demo/other", "demo/taught", "dense"]
+    assert [run.name for run in found.runs][2:] == found.labels[2:]
+
+
+def test_runs_called_like_a_folder_are_numbered(tmp_path: Path) -> None:
     runs = [content("same", goal__kind="fixed", goal__sparsity=share) for share in (0.8, 0.9)]
-    assert report(tmp_path, *runs).labels == ["same", "same #2"]
+    assert sorted(report(tmp_path, *runs, content("0000")).labels) == ["0000", "0000 #2", "0001"]
 
 
 # -- what is kept of single runs ---------------------------------------------------------------------------------------
@@ -98,7 +132,7 @@ def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
 def test_every_method_is_among_the_first_and_second_seeds_come_later(tmp_path: Path) -> None:
     task = only(report(tmp_path, *curve(seeds=2)))
     first = ranked(task)
-    assert {run.method for run in first[:4]} == {"dense, thinned", "exact budget", "fixed-GA", "unconstrained"}
+    assert {run.method for run in first[:4]} == {"dense", "exact budget", "fixed-GA", "unconstrained"}
     assert [run.seed for run in first[:6]] == [0, 0, 0, 0, 0, 0]
     assert len({id(run) for run in first}) == 12
 
@@ -208,6 +242,19 @@ def test_lines_differ_in_more_than_their_colour() -> None:
     assert len(pairs) == 7
     assert found["colours"] == ["ink", 0, 1, 2, 3, 4, 5]
     assert len(SHAPES) != len(DASHES)
+
+
+def test_dense_lines_are_told_apart_too() -> None:
+    """The dense network and its thinned equivalents in one chart."""
+    found = looks([True, False, True, True])
+    assert found["colours"] == ["ink", 0, "muted", "muted"]
+    assert len({str(dash) for dash, colour in zip(found["dashes"], found["colours"], strict=True) if colour != 0}) == 3
+
+
+def test_three_layers_have_room(tmp_path: Path) -> None:
+    """Their chart is not as flat as three lines of text."""
+    found = report(tmp_path, content(goal__kind="fixed", goal__sparsity=0.9))
+    assert dict(charts_of(found, only(found)))["layers"]["height"] >= 150
 
 
 def test_legends_have_as_many_columns_as_fit() -> None:

@@ -18,7 +18,7 @@ def recipe(**goal: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("goal", "name"),
     [
-        ({"kind": "dense"}, "dense, thinned"),
+        ({"kind": "dense"}, "dense"),
         ({"kind": "fixed", "bound": "search"}, "fixed-BS"),
         ({"kind": "fixed", "bound": "gaussian"}, "fixed-GA"),
         ({"kind": "budget"}, "exact budget"),
@@ -65,6 +65,7 @@ def test_the_weight_of_an_unconstrained_goal_is_swept() -> None:
         ({"kind": "budget", "params": "0.5M"}, "0.5M of parameters"),
         ({"kind": "budget", "flops": 0.2, "sparsity": 0.5}, "50 % zeros, 20 % of FLOPs"),
         ({"kind": "dense"}, "dense"),
+        ({"kind": "fixed", "sparsity": 0.988004}, "98.8 % zeros"),
     ],
 )
 def test_what_was_asked_reads_as_words(goal: dict[str, Any], words: str) -> None:

@@ -64,7 +64,9 @@ def interpret(text: bytes | bytearray, data_bytes: int) -> tuple[dict[str, Part]
         if part.start != end:
             raise BadFile(f"the bytes of {part.name!r} do not follow those before it")
         end = part.stop
-    if end != data_bytes:
+    if end > data_bytes:
+        raise BadFile(f"its tensors take {end:,} bytes, and it holds {data_bytes:,}: it is cut off. Copy it again")
+    if end < data_bytes:
         raise BadFile(f"its tensors take {end:,} bytes, and it holds {data_bytes:,}")
     return parts, metadata
 

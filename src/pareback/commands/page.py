@@ -37,12 +37,14 @@ def _run(options: Namespace) -> None:
         raise UsageError(f"{str(options.out)!r} is a folder. Give the name of a file with --out.")
     if options.figures is not None and options.figures.is_file():
         raise UsageError(f"{str(options.figures)!r} is a file. Give a folder with --figures.")
+    for path in filter(None, (options.out, options.figures)):
+        if not path.parent.is_dir():
+            raise UsageError(f"There is no folder {str(path.parent)!r}. Make it first.")
     points = [point for source in options.references for point in references(source)]
     report = collect(options.runs, points)
     if not report.runs and not report.problems:
         raise UsageError(f"There are no runs in {str(options.runs)!r}. Train some, or give another folder.")
     text = page(report, options.title)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(options.out, text)
     left = f", {counted(len(report.problems), 'entry', 'entries')} that could not be used" if report.problems else ""
     print(f"wrote {options.out}, {len(text.encode()):,} bytes: {counted(len(report.runs), 'run', 'runs')}{left}")

@@ -36,30 +36,32 @@ def _run(options: Namespace) -> None:
     runs = chosen(scan(options.root), options.state, where, options.sort)
     if options.reverse:
         runs.reverse()
-    print(json.dumps([_content(run) for run in runs], indent=1) if options.json else _text(runs))
+    print(json.dumps([_content(run) for run in runs], indent=1) if options.json else _text(runs, options.root))
 
 
-def _text(runs: Sequence[StoredRun]) -> str:
+def _text(runs: Sequence[StoredRun], root: Path) -> str:
     from ..report import table
 
     listed = [run for run in runs if run.state in ("finished", "unfinished")]
     header = ["run", "state", "accuracy %", "non-zeros", "parameters", "sparsity %", "off target", "seconds"]
     counts: Counter[str] = Counter(run.state for run in runs)
     parts = [f"{counts[state]:,} {state}" for state in _STATES if counts[state]]
-    lines = [table(header, [_row(run) for run in listed], left=2)] if listed else []
+    lines = [table(header, [_row(run, root) for run in listed], left=2)] if listed else []
     lines += [run.problem for run in runs if run.problem]
     return "\n".join([*lines, f"{len(runs):,} runs{': ' if parts else ''}{', '.join(parts)}."])
 
 
-def _row(run: StoredRun) -> list[str]:
+def _row(run: StoredRun, root: Path) -> list[str]:
     from ..curves.exactness import off_target, shown
+    from ..curves.store import within
 
+    name = within(run.path, root)
     if run.result is None:
-        return [run.path.name, run.state, *["–"] * 6]
+        return [name, run.state, *["–"] * 6]
     result = run.result
     sparsity = f"{100 * result['sparsity']:.3f}" if result["pruned_weights"] else "–"
     counts = [f"{result['nonzeros']:,}", f"{result['parameters']:,}", sparsity, shown(off_target(result))]
-    return [run.path.name, run.state, f"{result['accuracy']:.2f}", *counts, f"{result['seconds']['total']:.1f}"]
+    return [name, run.state, f"{result['accuracy']:.2f}", *counts, f"{result['seconds']['total']:.1f}"]
 
 
 def _content(run: StoredRun) -> dict[str, Any]:

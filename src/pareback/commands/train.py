@@ -18,7 +18,7 @@ def _options(parser: Parser) -> None:
         "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, --out or the default folder"
     )
     parser.add_argument("--force", action="store_true", help="throw away the run that is in the folder")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--quiet", action="store_true", help="print the last line alone")
     add_recipe_options(parser)
 
 
@@ -49,7 +49,7 @@ def _run(options: Namespace) -> int:
     if resume:
         run_folder.recipe_of(out)  # there has to be a run
     result = train(recipe, out, resume=resume, force=options.force, quiet=options.quiet, began=began)
-    if not options.quiet and os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(_summary(result, out))
     return 0
 

@@ -24,6 +24,8 @@ State = Literal["finished", "unfinished", "broken", "foreign"]
 #: Hexadecimal digits of a recipe's key: of 10,000 recipes two meet in one of 20,000 stores, and the trainer, which
 #: compares the recipes themselves, then refuses the second.
 _DIGITS = 10
+#: How deep a store is looked through: more would read every file of a folder that was given by mistake.
+_LEVELS = 4
 #: What a result must hold to be listed and drawn.
 _NUMBERS = ("seed", "accuracy", "parameters", "nonzeros", "pruned_weights", "pruned_nonzeros", "sparsity")
 #: What a run may leave behind that was killed before its recipe was written.
@@ -98,19 +100,47 @@ def folder(root: Path, recipe: Recipe) -> Path:
 def scan(root: Path) -> list[StoredRun]:
     """Return what a folder holds: runs, the small files that are kept of runs, and what is neither, with the reason.
 
-    ``root`` may also be one run or one such file itself. Hidden entries, and files that are no JSON, are passed over.
+    ``root`` may also be one run or one such file itself. A folder of runs in it, as the demo's is, is looked through
+    too; a run's own folder is not. Hidden entries, and files that are no JSON, are passed over.
     """
     if root.is_file() or _holds_a_run(root):
         return [look(root)]
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {str(root)!r}. Give the one that holds the runs.")
+    return _entries(root, _LEVELS)
+
+
+def within(path: Path, root: Path) -> str:
+    """Return what an entry is called in a store: the way to it from there.
+
+    >>> within(Path("runs/demo/dense"), Path("runs")), within(Path("runs/dense"), Path("runs/dense"))
+    ('demo/dense', 'dense')
+    """
+    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else path.name
+
+
+def _entries(root: Path, levels: int) -> list[StoredRun]:
     with os.scandir(root) as found:
         names = sorted(
             entry.name
             for entry in found
             if not entry.name.startswith(".") and (entry.name.endswith(".json") or entry.is_dir())
         )
-    return [look(root / name) for name in names]
+    return [run for name in names for run in _looked_through(root / name, levels)]
+
+
+def _looked_through(path: Path, levels: int) -> list[StoredRun]:
+    """Return an entry, or what is in it if that is runs; of anything else the folder alone is told of."""
+    run = look(path)
+    # Links may lead in circles.
+    if run.state != "foreign" or levels < 2 or not path.is_dir() or path.is_symlink():
+        return [run]
+    inside = _entries(path, levels - 1)
+    return inside if any(_is_of_a_run(entry) for entry in inside) else [run]
+
+
+def _is_of_a_run(entry: StoredRun) -> bool:
+    return entry.state in ("finished", "unfinished") or (entry.state == "broken" and entry.path.is_dir())
 
 
 def look(path: Path) -> StoredRun:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..artifact import export
 from .finished import network_of
-from .run_folder import result_of
+from .run_folder import is_own_file, result_of
 
 SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
 
@@ -20,15 +20,27 @@ def export_path(source: Path, form: str, out: Path | None, values: str | None) -
         raise ValueError(f"There is no format {form!r}. Write one of: {', '.join(SUFFIXES)}.")
     if values not in (None, "float16", "bfloat16"):
         raise ValueError(f"Values cannot be kept as {values!r}. Write float16 or bfloat16.")
-    target = out or (source / f"model{SUFFIXES[form]}" if source.is_dir() else source.with_suffix(SUFFIXES[form]))
+    target = out or _beside(source, SUFFIXES[form])
     if target.exists() and target.resolve() == source.resolve():
         raise ValueError(f"{str(source)!r} would be written over itself. Give another file with --out.")
+    if is_own_file(target.resolve()):
+        raise ValueError(f"{str(target)!r} belongs to the run in that folder. Give another file with --out.")
     if form == "onnx":
         model, example = _network(source)
         export(source, target, "onnx", model=model, example_inputs=example)
     else:
         export(source, target, form, values=values)  # type: ignore[arg-type]
     return target
+
+
+def _beside(source: Path, suffix: str) -> Path:
+    """Return a name beside the source that is no file of a run.
+
+    >>> _beside(Path("weights.pt"), ".safetensors").name
+    'weights.safetensors'
+    """
+    target = source / f"model{suffix}" if source.is_dir() else source.with_suffix(suffix)
+    return target.with_name(f"exported{suffix}") if is_own_file(target.resolve()) else target
 
 
 def _network(source: Path) -> tuple[nn.Module, torch.Tensor]:

@@ -48,7 +48,7 @@ def figure(rows: int, columns: int, size: tuple[float, float], path: Path, **opt
 
 def look(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return each run's colour, marker and line: dense ones black, thinned ones grey, pruned ones in turn."""
-    looks, pruned = [], 0
+    looks, pruned, plain = [], 0, {DENSE: 0, THINNED: 0}
     for record in records:
         if record.is_pruned:
             turn = pruned % len(COLOURS)
@@ -56,7 +56,9 @@ def look(records: Sequence[Record]) -> list[dict[str, Any]]:
             pruned += 1
         else:
             thinned = record.result["recipe"]["model"]["thin"] is not None
-            looks.append({"color": THINNED if thinned else DENSE, "marker": "x", "linestyle": "-"})
+            colour = THINNED if thinned else DENSE
+            looks.append({"color": colour, "marker": "x", "linestyle": LINES[plain[colour] % len(LINES)]})
+            plain[colour] += 1
     return looks
 
 

@@ -58,6 +58,12 @@ class RunFolder:
                     folder.rmdir()
         self._lock.release()
 
+    @property
+    def files(self) -> list[Path]:
+        """What a run writes, the result first: without it the rest counts as unfinished."""
+        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
+        return [self.result, *written]
+
     def standing(self, recipe: Recipe, resume: bool) -> Standing:
         """Return how a run of ``recipe`` stands here, or raise where it may not go on."""
         if not self.recipe.exists():
@@ -81,8 +87,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Throw away a run's files, and nothing else that may be in the folder."""
-        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
-        for path in [self.result, *written]:
+        for path in self.files:
             path.unlink(missing_ok=True)
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
@@ -98,6 +103,12 @@ class RunFolder:
         """Write an epoch's metrics."""
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(files.plain(row)) + "\n")
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a file is part of a run, or would be taken for one: it has such a name and lies beside a recipe."""
+    own = {file.name for file in RunFolder(path.parent).files}
+    return path.name in own and (path.parent / "recipe.yaml").is_file()
 
 
 def started(path: Path) -> dict[str, Any]:

@@ -74,9 +74,15 @@ def layers() -> Chart:
             "type": "nominal",
             "sort": slot("order"),
             "title": None,
-            "axis": {"grid": True, "labelLimit": slot("names"), "labelOverlap": False, "ticks": False},
+            "axis": {
+                "grid": True,
+                "labelLimit": slot("names"),
+                "labelOverlap": False,
+                "labelPadding": 12,  # for points at the axis
+                "ticks": False,
+            },
         },
-        "x": number("zeros", "zeros in the layer (%)", {"zero": False, "nice": True}),
+        "x": number("zeros", "zeros in the layer (%)", {"zero": False, "nice": True}, tickCount=8),
         "color": lines_of("run", slot("labels"), slot("colours")),
         "order": {"field": "place", "type": "quantitative"},
     }

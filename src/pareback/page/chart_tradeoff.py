@@ -90,7 +90,7 @@ def _spreads() -> list[Chart]:
 
 def _points() -> Chart:
     tooltip = [
-        {"field": "series", "title": "method"},
+        {"field": "method", "title": "method"},
         {"field": "level", "title": "asked"},
         {"field": "error", "title": "error (%)", "format": ".2f"},
         {"field": "seeds", "title": "seeds"},

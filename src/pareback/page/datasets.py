@@ -36,6 +36,8 @@ def points(task: Task) -> list[Row]:
 def _point(point: Point) -> Row:
     row: Row = {
         "series": point.series,
+        "method": point.method,
+        "called": point.called,
         "level": point.level,
         "seeds": len(point.runs),
         "error": round(point.error.mean, 4),
@@ -87,9 +89,13 @@ def linear_scale(rows: Sequence[Row]) -> Row:
     if end is None:
         return {"scale": SCALES["linear"], "beyond": ""}
     far = [row for row in rows if row["error"] > end]
-    names = [f"{row['series']}, {row.get('level') or row['label']} ({row['error']:.1f} %)" for row in far[:2]]
+    names = [f"{row.get('called') or _from_elsewhere(row)} ({row['error']:.1f} %)" for row in far[:2]]
     others = [f"{len(far) - 2} more"] if len(far) > 2 else []
     return {"scale": {**SCALES["linear"], "domainMax": end}, "beyond": f"above: {'; '.join([*names, *others])}"}
+
+
+def _from_elsewhere(row: Row) -> str:
+    return f"{row['series']}, {row['label']}"
 
 
 def epoch_rows(label: str, detail: Row) -> list[Row]:

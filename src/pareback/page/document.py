@@ -17,7 +17,7 @@ from .details import SHOWN, ranked
 from .groups import Task
 from .report import Report
 from .runs import QUANTITIES
-from .theme import DARK, DASHES, LIGHT, SCALES, SHAPES
+from .theme import DARK, DASHES, DENSE_SHAPES, LIGHT, SCALES, SHAPES
 from .wording import counted
 
 #: Runs in one chart; more are not told apart.
@@ -113,7 +113,7 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "charts": {name: chart() for name, chart in CHARTS.items()},
         "themes": {"light": LIGHT, "dark": DARK},
-        "shapes": SHAPES,
+        "shapes": {"pruned": SHAPES, "dense": DENSE_SHAPES},
         "dashes": DASHES,
         "quantities": QUANTITIES,
         "most": _MOST_DRAWN,

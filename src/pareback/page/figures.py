@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT = 640, 400
 
 def write_figures(report: Report, folder: Path) -> list[Path]:
     """Write every chart of every task into ``folder`` as PNG and SVG, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     written = []
     for number, task in enumerate(report.tasks, 1):
         prefix = f"task{number}-" if len(report.tasks) > 1 else ""
@@ -120,9 +120,8 @@ def _convergence(shown: list[_Line]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _layers(shown: list[_Line]) -> dict[str, Any]:
     rows = [row for line in shown for row in datasets.layer_rows(line.label, line.detail)]
     order = list(dict.fromkeys(row["layer"] for row in rows))
-    return _drawn(
-        "layers", {"layers": rows}, {**_of_runs(shown), "order": order, "names": 260, "height": 20 * len(order)}
-    )
+    height = max(180, 20 * len(order))  # of few layers too, room for their lines
+    return _drawn("layers", {"layers": rows}, {**_of_runs(shown), "order": order, "names": 260, "height": height})
 
 
 def _histograms(detail: dict[str, Any]) -> dict[str, Any]:

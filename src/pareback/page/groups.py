@@ -11,6 +11,9 @@ from typing import Any
 
 from .runs import QUANTITIES, Run
 
+#: The line of the dense network and of thinned ones.
+_DENSE_LINE = "dense, thinned"
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -32,6 +35,18 @@ class Point:
     counts: dict[str, Spread | None]
     fronts: frozenset[str]
     """The quantities in which no other point of the task is better."""
+
+    @property
+    def method(self) -> str:
+        """How the runs were pruned: the line's name, but of dense and thinned networks the one that it is."""
+        if not self.series.startswith(_DENSE_LINE):
+            return self.series
+        return ("dense" if self.runs[0].is_dense else "thinned") + self.series.removeprefix(_DENSE_LINE)
+
+    @property
+    def called(self) -> str:
+        """Method and budget, in words."""
+        return self.level if self.runs[0].is_unpruned else f"{self.series}, {self.level}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ def tasks(runs: Iterable[Run]) -> list[Task]:
 
 
 def _task(name: str, runs: Sequence[Run]) -> Task:
-    names = _names({run.line for run in runs})
+    names = _names({run.line for run in runs}, {run.line for run in runs if run.is_unpruned and not run.is_dense})
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((names[run.line], run.point), []).append(run)
@@ -114,15 +129,15 @@ def _front(points: Sequence[Point], quantity: str) -> set[int]:
     return {at for _, _, at in found}
 
 
-def _names(lines: set[str]) -> dict[str, str]:
+def _names(lines: set[str], thinned: set[str]) -> dict[str, str]:
     """Return each line's name: its method, and where several share one, the fields in which they differ."""
     fields = {line: json.loads(line) for line in lines}
     names = {}
     for line, own in fields.items():
         rivals = [other for other in fields.values() if other["method"] == own["method"]]
         differing = [key for key in own if any(other.get(key) != own[key] for other in rivals)]
-        extra = "".join(f", {key.rpartition('.')[2]} {_word(own[key])}" for key in differing)
-        names[line] = own["method"] + extra
+        extra = "".join(_told(key, own[key]) for key in differing)
+        names[line] = (own["method"].replace("dense", _DENSE_LINE, 1) if line in thinned else own["method"]) + extra
     return _distinct(names)
 
 
@@ -134,6 +149,11 @@ def _distinct(names: dict[str, str]) -> dict[str, str]:
         if seen[names[line]] > 1:
             names[line] = f"{names[line]} #{seen[names[line]]}"
     return names
+
+
+def _told(key: str, value: Any) -> str:
+    """Say in what a line differs from others of its method; the way to a teacher follows its name."""
+    return f" ({value})" if key == "teacher.run" else f", {key.rpartition('.')[2]} {_word(value)}"
 
 
 def _word(value: Any) -> str:

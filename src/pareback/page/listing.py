@@ -59,7 +59,7 @@ def _row(report: Report, place: int, run: Run, number: int, task: Task, point: P
         '<td class="text"><button type="button" aria-expanded="false">recipe</button></td>',
         _front(point.fronts),
         _cell(str(run.seed), run.seed),
-        _cell(point.series, text=True),
+        _cell(point.method, text=True),
         _cell(run.level, text=True),
         _cell(f"{run.error:.2f}", run.error),
         _cell("–" if away is None else f"{away:+.2f}", away),
@@ -154,9 +154,9 @@ def summary(task: Task, number: int) -> str:
         tiles.append(("Dense network", f"{task.dense.error.mean:.2f} %", f"error with {_size(task.dense)}"))
         small = _smallest(task, task.dense)
         if small is not None:
-            about = f"{_called(small)}: {small.error.mean:.2f} % error, {_size(small)}"
+            about = f"{small.called}: {small.error.mean:.2f} % error, {_size(small)}"
             tiles.append((f"Smallest within {_AS_GOOD:g} point of it", _less(small, task.dense), about))
-    tiles.append(("Lowest error", f"{best.error.mean:.2f} %", f"{_called(best)}, {_size(best)}"))
+    tiles.append(("Lowest error", f"{best.error.mean:.2f} %", f"{best.called}, {_size(best)}"))
     body = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
         for name, value, more in tiles
@@ -175,10 +175,6 @@ def _smallest(task: Task, dense: Point) -> Point | None:
 def _less(small: Point, dense: Point) -> str:
     few, many = small.counts["nonzeros"], dense.counts["nonzeros"]
     return "–" if few is None or many is None else f"{many.mean / few.mean:.1f}× fewer"
-
-
-def _called(point: Point) -> str:
-    return point.level if point.runs[0].is_unpruned else f"{point.series}, {point.level}"
 
 
 def _size(point: Point) -> str:

@@ -73,16 +73,23 @@ def task(recipe: Mapping[str, Any], classes: Any) -> str:
 
 
 def method(recipe: Mapping[str, Any]) -> str:
-    """Return a goal's name, the paper's where it has one.
+    """Return a goal's name, the paper's where it has one, and who taught.
 
     >>> method(flat({"goal": {"kind": "fixed", "bound": "gaussian"}}))
     'fixed-GA'
     >>> method(flat({"goal": {"kind": "budget", "enforce": "squared", "average": "mean", "flops": 0.2}}))
     'budget-avg of FLOPs'
+    >>> method(flat({"goal": {"kind": "budget"}, "teacher": {"run": "runs/dense"}}))
+    'exact budget, taught by dense'
     """
+    teacher = recipe["teacher.run"]
+    return _goal(recipe) + (f", taught by {PurePath(str(teacher)).name}" if teacher else "")
+
+
+def _goal(recipe: Mapping[str, Any]) -> str:
     kind = recipe["goal.kind"]
     if kind == "dense":
-        return "dense, thinned"
+        return "dense"
     if kind == "fixed":
         return "fixed-GA" if recipe["goal.bound"] == "gaussian" else "fixed-BS"
     if kind == "unconstrained":
@@ -99,6 +106,8 @@ def line(recipe: Mapping[str, Any]) -> dict[str, Any]:
     kind = recipe["goal.kind"]
     goal = set() if kind == "dense" else _EVERY_GOAL | _special(recipe)
     left_out = {*_NOT_THE_EXPERIMENT, *_SWEPT.get(kind, ()), "model.thin"}
+    if not recipe["teacher.run"]:
+        left_out |= {key for key in recipe if key.startswith("teacher.")}
     return {
         "method": method(recipe),
         **{
@@ -144,7 +153,16 @@ def level(recipe: Mapping[str, Any]) -> str:
 
 
 def _share(value: Any) -> str:
-    return f"{100 * value:.6g} %" if isinstance(value, float) and 0.0 <= value <= 1.0 else str(value)
+    """Return a share in percent with two decimals, more only where all or nothing would be read.
+
+    >>> _share(0.988004), _share(0.95), _share(0.99999), _share("1.6M")
+    ('98.8 %', '95 %', '99.999 %', '1.6M')
+    """
+    if not isinstance(value, float) or not 0.0 <= value <= 1.0:
+        return str(value)
+    percent = 100 * value
+    rounded = round(percent, 2)
+    return f"{rounded if (rounded in (0.0, 100.0)) == (percent in (0.0, 100.0)) else percent:.6g} %"
 
 
 def canonical(fields: Mapping[str, Any]) -> str:

@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..curves.store import StoredRun, record_of, scan
+from ..curves.store import StoredRun, record_of, scan, within
 from ..lab.run_folder import resume_command
 from . import details
 from .groups import Task, tasks
+from .naming import told_apart
 from .references import Reference
 from .runs import Run, run_of
 
@@ -42,7 +43,7 @@ class Report:
 
     @cached_property
     def labels(self) -> list[str]:
-        """What charts and tables call each run; those of one name are numbered."""
+        """What charts and tables call each run; those still of one name are numbered."""
         seen: dict[tuple[str, str], int] = {}
         labels = []
         for run in self.runs:
@@ -62,8 +63,8 @@ def collect(root: Path, references: Sequence[Reference] = (), most: int = detail
         try:
             runs.append(run_of(stored))
         except ValueError as error:
-            problems.append(Problem(_within(stored.path, root), "broken", _plain(str(error), root)))
-    found = tasks(runs)
+            problems.append(Problem(within(stored.path, root), "broken", _plain(str(error), root)))
+    found = tasks(told_apart(runs, root))
     places = {id(run): place for place, run in enumerate(run for task in found for run in task.runs)}
     known: dict[int, dict[str, Any]] = {}
     for run in details.chosen(found, most):
@@ -71,19 +72,15 @@ def collect(root: Path, references: Sequence[Reference] = (), most: int = detail
             known[places[id(run)]] = details.detail(run, record_of(run.stored))
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
             about = f"Its numbers are listed, and its epochs and layers cannot be drawn: {_plain(str(error), root)}"
-            problems.append(Problem(_within(run.stored.path, root), "broken", about))
+            problems.append(Problem(within(run.stored.path, root), "broken", about))
     return Report(found, known, problems, list(references))
 
 
 def _problem(stored: StoredRun, root: Path) -> Problem:
     about = f"Go on with it: {resume_command(stored.path)}" if stored.state == "unfinished" else stored.problem
-    return Problem(_within(stored.path, root), stored.state, _plain(about, root))
+    return Problem(within(stored.path, root), stored.state, _plain(about, root))
 
 
 def _plain(text: str, root: Path) -> str:
     """Return a sentence without the way to the store on this machine: pages are passed on."""
     return text.replace(str(root), root.name) if root.is_absolute() else text
-
-
-def _within(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else path.name

@@ -27,8 +27,9 @@ DARK = {
     "bars": "#2F7FB0",
     "bound": "#F8653E",
 }
-#: Dense lines have the cross.
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down"]
+#: Of dense lines: the first is in ink, others in grey.
+DENSE_SHAPES = ["cross", "triangle-right"]
 #: What was not measured here: an x, then others.
 ELSEWHERE = ["M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z", "triangle-left", "wedge"]
 DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]]
@@ -64,18 +65,20 @@ def filled(chart: Any, values: dict[str, Any]) -> Any:
 
 
 def looks(dense: Sequence[bool]) -> dict[str, list[Any]]:
-    """Return each line's colour (a place among the theme's, or "ink" for dense ones), shape and dash.
+    """Return each line's colour, shape and dash; a colour is a place among the theme's, or for dense ones its name.
 
-    >>> looks([True, False, False])["colours"]
-    ['ink', 0, 1]
+    >>> looks([True, False, False, True])["colours"]
+    ['ink', 0, 1, 'muted']
     """
-    turn = iter(range(len(dense)))
-    turns = [None if is_dense else next(turn) for is_dense in dense]
-    return {
-        "colours": ["ink" if at is None else at % len(LIGHT["colours"]) for at in turns],
-        "shapes": ["cross" if at is None else SHAPES[at % len(SHAPES)] for at in turns],
-        "dashes": [DASHES[0] if at is None else DASHES[at % len(DASHES)] for at in turns],
-    }
+    turns = [sum(other == is_dense for other in dense[:at]) for at, is_dense in enumerate(dense)]
+    found = [_look(at, is_dense) for at, is_dense in zip(turns, dense, strict=True)]
+    return {key: [look[key] for look in found] for key in ("colours", "shapes", "dashes")}
+
+
+def _look(turn: int, is_dense: bool) -> dict[str, Any]:
+    shapes = DENSE_SHAPES if is_dense else SHAPES
+    colour = ("muted" if turn else "ink") if is_dense else turn % len(LIGHT["colours"])
+    return {"colours": colour, "shapes": shapes[turn % len(shapes)], "dashes": DASHES[turn % len(DASHES)]}
 
 
 def legend_columns(labels: Sequence[str], width: int) -> int:

@@ -80,13 +80,13 @@
       ...scales[state.scale], size: shown.length > 80 ? 80 : 150, ticks: room("tradeoff") < 500 ? 4 : 8, labels: only(looks.labels), colours: only(looks.colours).map(colour),
       shapes: only(looks.shapes),
     };
-    const best = shown.filter((point) => point.front === "yes").map((p) => `${p.series}, ${p.level}: ${number(p.error, 2)} %`);
+    const best = shown.filter((point) => point.front === "yes").map((p) => `${p.called}: ${number(p.error, 2)} %`);
     return draw(
       "tradeoff", { points: shown, references: elsewhere.map(dressed) }, values,
       shown.length ? `${shown.length} points. On the Pareto front: ${best.join("; ")}.` : "No run has this count.",
       ["method", "asked", "seeds", "error %", "lowest", "highest", report.quantities[quantity], "Pareto front"],
       [
-        ...shown.map((p) => [p.series, p.level, p.seeds, number(p.error, 2), number(p.low, 2), number(p.high, 2), number(p[quantity], 0), p.front]),
+        ...shown.map((p) => [p.method, p.level, p.seeds, number(p.error, 2), number(p.low, 2), number(p.high, 2), number(p[quantity], 0), p.front]),
         ...elsewhere.map((p) => [p.series, p.label, "", number(p.error, 2), "", "", number(p[quantity], 0), ""]),
       ],
     );
@@ -94,16 +94,17 @@
 
   // Runs in the order of the report, with looks given out in turn: the first of each method match the chart above.
   const chosen = () => {
-    let turn = 0;
+    const turns = { dense: 0, pruned: 0 };
     const first = task().shown.filter((id) => state.checked.has(id));
     const others = [...state.checked].filter((id) => !first.includes(id) && report.runs[id].task === state.task).sort((a, b) => a - b);
     return [...first, ...others].map((id) => {
       const run = report.runs[id];
-      const at = run.unpruned ? null : turn++;
+      const kind = run.unpruned ? "dense" : "pruned";
+      const at = turns[kind]++;
+      const shapes = report.shapes[kind];
       return {
-        id, label: run.label, detail: report.details[id], colour: at === null ? "ink" : at % theme().colours.length,
-        shape: at === null ? "cross" : report.shapes[at % report.shapes.length],
-        dash: at === null ? report.dashes[0] : report.dashes[at % report.dashes.length],
+        id, label: run.label, detail: report.details[id], shape: shapes[at % shapes.length], dash: report.dashes[at % report.dashes.length],
+        colour: run.unpruned ? (at ? "muted" : "ink") : at % theme().colours.length,
       };
     });
   };
@@ -150,7 +151,7 @@
     const found = pruned.flatMap((line) => line.detail.layers.map(([layer, zeros, size], place) => ({ run: line.label, layer, zeros, size, place })));
     const order = [...new Set(found.map((row) => row.layer))];
     const narrow = room("layers") < 500;
-    const values = { ...ofRuns(pruned), order, names: narrow ? 110 : 260, height: order.length * (order.length > 60 ? 14 : 22) };
+    const values = { ...ofRuns(pruned), order, names: narrow ? 110 : 260, height: Math.max(180, order.length * (order.length > 60 ? 14 : 22)) };
     return draw("layers", { layers: found }, values, pruned.length ? `${order.length} layers of ${pruned.length} runs.` : nothing,
       ["run", "layer", "weights", "zeros %"], found.map((row) => [row.run, row.layer, number(row.size, 0), number(row.zeros)]));
   };
