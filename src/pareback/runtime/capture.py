@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,9 @@ def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:
     inputs = tuple(torch.cat([x, x]) if x.shape[0] == 1 else x for x in example_inputs)
     batch = torch.export.Dim("batch", min=1)
     shapes = _shapes(model, [{0: batch} for _ in inputs])
-    program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+    with warnings.catch_warnings():  # LSTMs and GRUs keep lists of their weights
+        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+        program = torch.export.export(model, inputs, dynamic_shapes=shapes)
     graph = program.module()
     assert isinstance(graph, fx.GraphModule)
     _let_later_readers_see_changes(graph.graph)

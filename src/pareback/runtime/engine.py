@@ -17,13 +17,16 @@ from . import library
 from .capture import Captured, capture
 from .images import Chain
 from .joining import joined
-from .operations import Attention, Convolution, Name, Normalization, Other
+from .operations import Attention, Convolution, Name, Normalization, Other, reads
 from .order import last_readers
 from .quiet import wait_for_rest
 from .stages import TRIALS, Between, Plain, Rows, Tokens, divided
 
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0
+
+#: So long either way is tried for, at most 21 times. In seconds.
+_TO_DECIDE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,18 @@ class Engine:
         self._whole = Plain(Chain(self._operations, captured.inputs, self._names))
         between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
         self._done = last_readers([stage.chain.inputs for stage in self._stages], between)
+        self._read = self._constants()
         self._dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
 
-    @torch.inference_mode()
     def __call__(self, *inputs: Tensor) -> Any:
         """Return what the model returns, for a batch of any size."""
+        if torch.is_inference_mode_enabled():
+            return self._answer(inputs)
+        with torch._C._InferenceMode(True):  # torch.inference_mode takes as long as a small layer
+            return self._answer(inputs)
+
+    def _answer(self, inputs: tuple[Tensor, ...]) -> Any:
         self._check(inputs)
         batch = inputs[0].shape[0]
         if batch == 0:
@@ -115,17 +124,28 @@ class Engine:
         if len(inputs) != len(names):
             raise TypeError(f"The model takes {len(names)} inputs, {len(inputs)} were given.")
         for name, x in zip(names, inputs, strict=True):
-            if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dtype != self._captured.dtypes[name]:
+            if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != self._captured.dtypes[name]:
                 raise TypeError(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
             wanted = self._captured.shape(name, inputs[0].shape[0] if inputs[0].ndim else 0)
-            if tuple(x.shape) != wanted:
+            if x.shape != wanted:
                 same = ", the same for all inputs" if len(names) > 1 else ""
                 raise ValueError(
                     f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch{same}."
                 )
 
+    def _constants(self) -> dict[str, Any]:
+        """Return a copy of what operations read by name: few, as convolutions and linear layers hold their weights."""
+        named = {name for operation in self._operations for name in reads(operation)} | set(self._names)
+        named |= {name for stage in self._stages for name in stage.chain.inputs}
+        constants = self._captured.constants
+        return {
+            name: constants[name].detach().clone() if isinstance(constants[name], Tensor) else constants[name]
+            for name in constants
+            if name in named
+        }
+
     def _values(self, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-        return {**self._captured.constants, **dict(zip(self._captured.inputs, inputs, strict=True))}
+        return {**self._read, **dict(zip(self._captured.inputs, inputs, strict=True))}
 
     def _sparsely(self, inputs: tuple[Tensor, ...]) -> Any:
         values = self._values(inputs)
@@ -141,17 +161,19 @@ class Engine:
         return self._result(values)
 
     def _result(self, values: dict[str, Any]) -> Any:
+        if isinstance(self._captured.outputs, Name):
+            return values[self._captured.outputs.text]
         return torch.utils._pytree.tree_map(
             lambda leaf: values[leaf.text] if isinstance(leaf, Name) else leaf, self._captured.outputs
         )
 
     def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Try both ways on a batch of this size, in turn; three times, and once more where they are close."""
+        """Try both ways on a batch of this size, in turn: often if calls are short, until it is clear if they are not."""
         times: dict[bool, list[float]] = {False: [], True: []}
         if self._threads > 1 and any(isinstance(stage, Between) for stage in self._stages):
             for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
                 self._sparsely(tuple(x.clone() for x in inputs))
-        for _ in range(4):
+        while len(times[True]) < _rounds(times[True]):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
                 mine = tuple(x.clone() for x in inputs)  # a model may change its input
                 wait_for_rest(self._threads)
@@ -161,6 +183,15 @@ class Engine:
             if len(times[True]) > 2 and _is_clear(times[False][1:], times[True][1:]):
                 break
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+
+
+def _rounds(times: list[float]) -> int:
+    """Return how often to try: four times, or more where that takes a few milliseconds.
+
+    >>> _rounds([]), _rounds([0.3, 0.2]), _rounds([0.3, 1e-3]), _rounds([0.3, 5e-5])
+    (4, 4, 6, 21)
+    """
+    return max(4, min(21, int(_TO_DECIDE / min(times)) + 1)) if times else 4
 
 
 def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
