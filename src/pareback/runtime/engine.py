@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
 from . import library
+from .calling import example_of
 from .capture import Captured, capture
 from .images import Chain
 from .joining import joined
@@ -66,6 +69,7 @@ class Engine:
 
     def __init__(self, captured: Captured, threads: int) -> None:
         self._captured, self._threads = captured, threads
+        self._positional = len(captured.inputs) if captured.call.positional else -1
         self._names: list[str] = []
         _each_name(captured.outputs, self._names.append)
         self._operations = joined(captured.operations, self._names)
@@ -77,8 +81,10 @@ class Engine:
         self._dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Return what the model returns, for a batch of any size."""
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
+        """Return what the model returns, for a batch of any size; inputs by position or by name, as the model takes."""
+        if named or len(inputs) != self._positional:
+            inputs = self._captured.call.in_order(inputs, named)
         if torch.is_inference_mode_enabled():
             return self._answer(inputs)
         with torch._C._InferenceMode(True):  # torch.inference_mode takes as long as a small layer
@@ -94,6 +100,12 @@ class Engine:
                 if batch not in self._dense:
                     self._dense[batch] = self._is_faster_dense(inputs)
         return self._densely(inputs) if self._dense[batch] else self._sparsely(inputs)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """An engine holds addresses in this process's memory."""
+        raise TypeError(
+            "An engine cannot be copied or pickled. Send the model, and compile it again where it is to run."
+        )
 
     def report(self) -> EngineReport:
         """Return what runs where."""
@@ -121,8 +133,6 @@ class Engine:
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
         names = self._captured.inputs
-        if len(inputs) != len(names):
-            raise TypeError(f"The model takes {len(names)} inputs, {len(inputs)} were given.")
         for name, x in zip(names, inputs, strict=True):
             if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != self._captured.dtypes[name]:
                 raise TypeError(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
@@ -168,7 +178,7 @@ class Engine:
         )
 
     def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Try both ways on a batch of this size, in turn: often if calls are short, until it is clear if they are not."""
+        """Try both ways on a batch of this size, in turn: often if calls are short, else until it is clear."""
         times: dict[bool, list[float]] = {False: [], True: []}
         if self._threads > 1 and any(isinstance(stage, Between) for stage in self._stages):
             for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
@@ -214,12 +224,17 @@ def _each_name(outputs: Any, call: Callable[[str], None]) -> None:
             call(leaf.text)
 
 
-def compile(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...], threads: int | None = None) -> Engine:
+def compile(
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
+    threads: int | None = None,
+) -> Engine:
     """Compile a pruned model for this machine's CPU.
 
     Args:
         model: any module that ``torch.export`` can read, with float32 weights on the CPU. It is not changed.
-        example_inputs: a batch like those the engine will be called with, of any size; a tuple for several inputs.
+        example_inputs: a batch like those the engine will be called with, of any size; a tuple for several inputs, or
+            a dict of keyword arguments.
         threads: how many threads a call may use; by default as many as torch uses.
 
     The engine holds a copy of the weights: compile again after changing them.
@@ -234,14 +249,45 @@ def compile(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...], threa
         raise RuntimeError(
             "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
         )
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    number = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or torch.get_num_threads()
+    number = _checked(threads)
+    example = example_of(model, example_inputs)
+    _warn_of_other_types(model)
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            engine = Engine(capture(model, inputs), number)
+            engine = Engine(capture(model, example), number)
     finally:
         model.train(was_training)
-    engine(*inputs)
+    engine(*example.args, **example.named)
     return engine
+
+
+def _checked(threads: Any) -> int:
+    """Return how many threads to use.
+
+    >>> _checked(2)
+    2
+    """
+    if threads is None:
+        first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # the others are for nested regions
+        return (int(first) if first.isdigit() else 0) or torch.get_num_threads()
+    sentence = f"threads={threads!r} is not a whole number of at least 1. Leave it out for as many as torch uses."
+    if isinstance(threads, bool) or not hasattr(threads, "__index__"):
+        raise TypeError(sentence)
+    if operator.index(threads) < 1:
+        raise ValueError(sentence)
+    return operator.index(threads)
+
+
+def _warn_of_other_types(model: nn.Module) -> None:
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    others = ", ".join(sorted(str(one).removeprefix("torch.") for one in types - {torch.float32}))
+    if others:
+        what = "those layers whose weights are" if torch.float32 in types else "everything here, as its weights are"
+        warnings.warn(
+            f"The engine runs float32 only: PyTorch runs {what} {others}. "
+            "Call model.float() before compiling to let the engine run it.",
+            UserWarning,
+            stacklevel=3,
+        )
