@@ -81,6 +81,16 @@ def test_dense_operators_give_the_models_results(name: str) -> None:
         assert torch.equal(given, x)
 
 
+def test_reports_are_short() -> None:
+    """One thread, one layer, and nothing about how sizes are computed or results taken apart."""
+    engine = pb.compile(Recurrent().eval(), torch.randn(2, 7, 16), threads=1)
+    engine._dense.clear()
+    first, left = str(engine.report()).splitlines()
+    assert first.startswith("1 layer in the engine, 1 thread, ")
+    names = "aten.lstm.input, aten.select.int, aten.slice.Tensor, aten.zeros.default"
+    assert left == f"left to PyTorch: {names} (the engine has none)"
+
+
 def test_what_pytorch_runs_is_a_copy_as_well() -> None:
     """A model that is trained on does not change the engine, not by the layers that PyTorch runs either."""
     model = _left().eval()

@@ -139,7 +139,7 @@ def _operation(node: fx.Node, found: Captured) -> Operation | str:
     """Return the engine's operation, or why there is none."""
     read = _READERS.get(node.target)
     if read is None:
-        return "an operator the engine does not have"
+        return "the engine has none"
     if not found.unforeseen.isdisjoint([node.name, *(one.name for one in node.all_input_nodes)]):
         return "its size depends on the data"
     values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]

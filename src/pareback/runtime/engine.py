@@ -15,12 +15,13 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import Tensor, nn
 
+from ..wording import counted
 from . import library
 from .calling import example_of
 from .capture import Captured, capture
 from .images import Chain
 from .joining import joined
-from .operations import Attention, Convolution, Name, Normalization, Other, reads
+from .operations import Attention, Convolution, Name, Normalization, Other, is_bookkeeping, reads
 from .order import last_readers
 from .quiet import wait_for_rest
 from .stages import TRIALS, Between, Plain, Rows, Tokens, divided
@@ -46,11 +47,13 @@ class EngineReport:
     apart_batches: tuple[int, ...] = ()  #: batch sizes at which PyTorch computes attention and layer norms after all
 
     def __str__(self) -> str:
-        counted = [f"{self.layers} layers"]
-        counted += [f"{self.attentions} attentions"] if self.attentions else []
-        counted += [f"{self.norms} layer norms"] if self.norms else []
-        lines = [f"{', '.join(counted)} in the engine, {self.threads} threads, {self.register_bits}-bit registers"]
-        lines += [f"left to PyTorch: {operator} ({why})" for operator, why in self.left]
+        parts = [(self.layers, "layer"), (self.attentions, "attention"), (self.norms, "layer norm")]
+        own = ", ".join(counted(number, noun) for number, noun in parts if number or noun == "layer")
+        lines = [f"{own} in the engine, {counted(self.threads, 'thread')}, {self.register_bits}-bit registers"]
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.left:
+            by_reason.setdefault(why, []).append(name)
+        lines += [f"left to PyTorch: {', '.join(names)} ({why})" for why, names in by_reason.items()]
         lines += [
             f"at batch {batch} PyTorch's attention and layer norms between the engine's linear layers are faster"
             for batch in self.apart_batches
@@ -109,12 +112,12 @@ class Engine:
 
     def report(self) -> EngineReport:
         """Return what runs where."""
-        left = [o for stage in self._stages if isinstance(stage, Plain) for o in stage.chain.operations]
+        left = [o for s in self._stages if isinstance(s, Plain) for o in s.chain.operations if not is_bookkeeping(o)]
         named = {
             (str(o.target), o.why) if isinstance(o, Other) else (type(o).__name__, "tiles cannot agree") for o in left
         }
         named |= {
-            ("linear layers", f"at {rows} rows its dense operators are faster for {_sizes(stage)}")
+            ("linear layers", f"at {counted(rows, 'row')} its dense operators are faster for {_sizes(stage)}")
             for stage in self._stages
             if isinstance(stage, Rows)
             for rows in stage.dense
@@ -249,6 +252,8 @@ def compile(
         raise RuntimeError(
             "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
         )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}.")
     number = _checked(threads)
     example = example_of(model, example_inputs)
     _warn_of_other_types(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -155,6 +156,20 @@ def changes_its_argument(target: Any) -> bool:
     (True, False)
     """
     return str(target).split(".")[1:2] != [] and str(target).split(".")[1].endswith("_")
+
+
+def is_bookkeeping(operation: Operation) -> bool:
+    """Whether an operation only computes sizes or takes results apart: Python's own functions, and reading a size.
+
+    >>> is_bookkeeping(Other("n", torch.ops.aten.sym_size.int, (), {}, "")), is_bookkeeping(Other("n", max, (), {}, ""))
+    (True, True)
+    >>> is_bookkeeping(Other("y", torch.ops.aten.silu.default, (), {}, ""))
+    False
+    """
+    if not isinstance(operation, Other):
+        return False
+    name = str(operation.target)
+    return isinstance(operation.target, BuiltinFunctionType) or name.startswith(("aten.sym_", "aten._assert"))
 
 
 def reads(operation: Operation) -> list[str]:
