@@ -21,7 +21,7 @@ from .calling import example_of
 from .capture import Captured, capture
 from .images import Chain
 from .joining import joined
-from .operations import Attention, Convolution, Name, Normalization, Other, is_bookkeeping, reads
+from .operations import Attention, Convolution, Largest, Name, Normalization, Operation, Other, is_bookkeeping, reads
 from .order import last_readers
 from .quiet import wait_for_rest
 from .stages import TRIALS, Between, Plain, Rows, Tokens, divided
@@ -38,7 +38,7 @@ class EngineReport:
     """What the engine does itself, and what it leaves to PyTorch and why."""
 
     layers: int  #: convolutions and linear layers in the engine's own kernels
-    left: tuple[tuple[str, str], ...]  #: operators that PyTorch runs, each with the reason
+    left: tuple[tuple[str, str], ...]  #: operators that PyTorch runs, each with the reason; views are not listed
     dense_batches: tuple[int, ...]  #: batch sizes at which PyTorch's dense operators were faster for the whole model
     threads: int
     register_bits: int
@@ -112,9 +112,12 @@ class Engine:
 
     def report(self) -> EngineReport:
         """Return what runs where."""
-        left = [o for s in self._stages if isinstance(s, Plain) for o in s.chain.operations if not is_bookkeeping(o)]
         named = {
-            (str(o.target), o.why) if isinstance(o, Other) else (type(o).__name__, "tiles cannot agree") for o in left
+            (_left(operation), _why(operation, stage.chain))
+            for stage in self._stages
+            if isinstance(stage, Plain)
+            for operation in stage.chain.operations
+            if not is_bookkeeping(operation)
         }
         named |= {
             ("linear layers", f"at {counted(rows, 'row')} its dense operators are faster for {_sizes(stage)}")
@@ -214,6 +217,19 @@ def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
     (True, False)
     """
     return max(sparsely) * _CLEAR < min(densely) or max(densely) * _CLEAR < min(sparsely)
+
+
+def _left(operation: Operation) -> str:
+    """Name an operation that PyTorch runs."""
+    return str(getattr(operation, "target", "")) or getattr(operation, "activation", "") or type(operation).__name__
+
+
+def _why(operation: Operation, chain: Chain) -> str:
+    if isinstance(operation, Other):
+        return operation.why
+    if any(isinstance(one, Convolution) for one in chain.operations):
+        return "tiles cannot agree"
+    return "not after a ReLU" if isinstance(operation, Largest) else "not after a layer of the engine"
 
 
 def _sizes(stage: Rows) -> str:

@@ -159,17 +159,21 @@ def changes_its_argument(target: Any) -> bool:
 
 
 def is_bookkeeping(operation: Operation) -> bool:
-    """Whether an operation only computes sizes or takes results apart: Python's own functions, and reading a size.
+    """Whether an operation only computes sizes, takes results apart, or shows a value in another shape.
 
-    >>> is_bookkeeping(Other("n", torch.ops.aten.sym_size.int, (), {}, "")), is_bookkeeping(Other("n", max, (), {}, ""))
-    (True, True)
-    >>> is_bookkeeping(Other("y", torch.ops.aten.silu.default, (), {}, ""))
-    False
+    >>> aten = torch.ops.aten
+    >>> [is_bookkeeping(Other("y", one, (), {}, "")) for one in (aten.sym_size.int, max, aten.view.default)]
+    [True, True, True]
+    >>> [is_bookkeeping(Other("y", one, (), {}, "")) for one in (aten.silu.default, aten.relu_.default)]
+    [False, False]
     """
     if not isinstance(operation, Other):
         return False
-    name = str(operation.target)
-    return isinstance(operation.target, BuiltinFunctionType) or name.startswith(("aten.sym_", "aten._assert"))
+    if isinstance(operation.target, BuiltinFunctionType) or str(operation.target).startswith("aten.sym_"):
+        return True
+    schema = getattr(operation.target, "_schema", None)
+    aliases = [one.alias_info for one in schema.returns if one.alias_info is not None] if schema is not None else []
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
 def reads(operation: Operation) -> list[str]:
