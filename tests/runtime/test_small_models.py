@@ -6,6 +6,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,12 +111,13 @@ def test_what_pytorch_runs_is_a_copy_as_well() -> None:
         torch.testing.assert_close(engine(x), before, rtol=1e-4, atol=1e-5)
 
 
-def test_a_small_model_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_model_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """LeNet-300-100 on digits, one at a time: most of a call used to be the engine's own bookkeeping.
 
     It now takes half of eager's time; the bound leaves room for a busy machine.
     """
     monkeypatch.undo()
+    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path))
     model = _lenet().eval()
     x = torch.randn(1, 1, 8, 8)
     engine = pb.compile(model, x, threads=1)
