@@ -70,12 +70,17 @@ def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10))
 
 
+def _lenet() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
 WORKLOADS = {
     "wrn": Workload("WRN-16-8, 32×32", lambda: WideResNet(16, 8), (3, 32, 32), ("fc.*",)),
     "resnet50": Workload("ResNet-50, 224×224", _resnet50, (3, 224, 224), ("conv1.*",)),
     "mlp": Workload("MLP 784-4096-4096-10", _mlp, (784,), ("4.*",)),
     "linear": Workload("Linear 4096×4096", lambda: nn.Sequential(nn.Linear(4096, 4096)), (4096,), (), (1, 8, 64)),
     "vit": Workload("ViT-Tiny/16, 224×224", _vit, (3, 224, 224), ("patch_embed.*", "head.*", "pos_embed")),
+    "lenet": Workload("LeNet-300-100, 8×8", _lenet, (64,), ("4.*",)),
     "trained": Workload("WRN-16-8, trained", lambda: WideResNet(16, 8), (3, 32, 32)),
 }
 

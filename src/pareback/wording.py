@@ -35,6 +35,15 @@ def excluding(names: Sequence[str], limit: int = 3) -> str:
     return f"exclude=[{', '.join(repr(name) for name in names[:limit])}{more}]"
 
 
+def counted(number: int, noun: str) -> str:
+    """Say how many there are.
+
+    >>> counted(1, "layer"), counted(2, "layer")
+    ('1 layer', '2 layers')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return " Did you mean …?" for the nearest known word, or nothing.
 

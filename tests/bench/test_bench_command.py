@@ -126,6 +126,7 @@ def test_a_file_with_its_recipe(recipe: Path, tmp_path: Path) -> None:
         (["{recipe}"], "images are not at 'nowhere.npz'"),
         (["{recipe}", "--recipe", "{recipe}"], "are two recipes"),
         (["{file}"], "holds weights alone. Give the network's recipe"),
+        (["{cut}"], "cannot be read: its tensors take"),
         (["{file}", "--recipe", "{recipe}", "--weights", "{file}"], "are two files of weights"),
         (["{file}", "--recipe", "{recipe}", "--sparsity", "0.5"], "zeros of its own"),
         (["{file}", "--recipe", "{recipe}", "--shape", "3,8,8", "--classes", "7"], "do not fit the recipe's network"),
@@ -141,6 +142,8 @@ def test_mistakes(
     """One sentence says what to write instead, and nothing is timed."""
     file = tmp_path / "model.pare"
     pb.save(build(ModelRecipe("wrn", depth=10, width=1), 5, (3, 8, 8)), file)
-    filled = [word.format(recipe=recipe, file=file) for word in words]
+    cut = tmp_path / "cut.pare"
+    cut.write_bytes(file.read_bytes()[:-100])
+    filled = [word.format(recipe=recipe, file=file, cut=cut) for word in words]
     assert cli.main(["bench", *filled]) == 2
     assert sentence in capsys.readouterr().err

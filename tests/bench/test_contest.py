@@ -244,6 +244,24 @@ def test_advice_for_each_outcome(engine: float, int8: float, sentences: list[str
     assert all(part in line for part, line in zip(sentences, found, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("density", "flops", "sentence"),
+    [
+        (0.5, 1e5, "too dense"),
+        (0.02, 1e5, "too small to gain"),
+        (0.02, 1e9, "gains too little from this model's zeros"),
+    ],
+)
+def test_advice_on_why_the_engine_loses(density: float, flops: float, sentence: str) -> None:
+    """LeNet-300-100 on digits has 1e5 operations: with 2 % of them left it is not too dense."""
+    found = _comparison(_outcome("eager", 0.004), _outcome("engine", 0.008), density=density, nonzeros=90)
+    found.figures["flops"] = flops
+    (line,) = advice(found)
+    assert "PyTorch eager is 2.0× as fast as the engine: " in line
+    assert sentence in line
+    assert line.endswith(", use that runtime.")
+
+
 def test_advice_on_layers_results_and_operators() -> None:
     """Zeros in cheap layers, a runtime that is wrong, operators left to PyTorch."""
     remark = "3 layers\nleft to PyTorch: aten.cat (unknown)\nat batch 1 the dense operators run"

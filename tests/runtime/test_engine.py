@@ -236,7 +236,7 @@ def test_wrong_input_is_answered_in_a_sentence() -> None:
     engine = compiled(_pruned(nn.Sequential(nn.Conv2d(3, 4, 3))), torch.randn(1, 3, 8, 8), threads=1)
     with pytest.raises(TypeError, match="must be a torch.float32 tensor on the CPU"):
         engine(torch.randn(1, 3, 8, 8).double())
-    with pytest.raises(TypeError, match="takes 1 inputs, 2 were given"):
+    with pytest.raises(TypeError, match="compiled for 1 input, 2 were given"):
         engine(torch.randn(1, 3, 8, 8), torch.randn(1))
     with pytest.raises(ValueError, match=r"has shape \(1, 3, 9, 8\); the engine was compiled for \(1, 3, 8, 8\)"):
         engine(torch.randn(1, 3, 9, 8))

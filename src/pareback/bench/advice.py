@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from .comparison import Comparison, spelt
 from .contest import Case, Outcome, ratio
@@ -10,6 +11,10 @@ from .runtimes import RUNTIMES
 
 #: Ratios closer to 1 than this are noise on most machines.
 _NOISE = 1.05
+#: From this share of the operations on, it is their number that keeps the engine from being faster.
+_DENSE = 0.2
+#: Fewer dense operations than this take a processor less than a tenth of a millisecond.
+_SMALL = 5e6
 _LEFT = "left to PyTorch: "
 
 
@@ -17,7 +22,7 @@ def advice(comparison: Comparison) -> list[str]:
     """Return a sentence per finding, the gains first."""
     found: list[str] = []
     for case in comparison.cases:
-        found += _gain(case)
+        found += _gain(case, comparison.figures)
         found += _against_int8(case, comparison.figures["flop_density"])
     return [*found, *_uneven(comparison), *_unreliable(comparison), *_left(comparison), *_not_measured(comparison)]
 
@@ -30,7 +35,7 @@ def _label(outcome: Outcome) -> str:
     return RUNTIMES[outcome.runtime].label
 
 
-def _gain(case: Case) -> Iterator[str]:
+def _gain(case: Case, figures: dict[str, Any]) -> Iterator[str]:
     """Say what the engine gains over the best dense float32 runtime, or that the latter is the better choice."""
     engine, dense = case.best("engine"), case.best("dense")
     if engine is None or dense is None:
@@ -42,9 +47,17 @@ def _gain(case: Case) -> Iterator[str]:
         yield f"{_where(case)} the engine and {_label(dense)} are equally fast."
     else:
         yield (
-            f"{_where(case)} {_label(dense)} is {1 / times:.1f}× as fast as the engine: this model is too dense for "
-            "it, use that runtime."
+            f"{_where(case)} {_label(dense)} is {1 / times:.1f}× as fast as the engine: {_why_not(case, figures)}, "
+            "use that runtime."
         )
+
+
+def _why_not(case: Case, figures: dict[str, Any]) -> str:
+    if figures["flop_density"] >= _DENSE:
+        return "this model is too dense for it"
+    if figures["flops"] * case.batch < _SMALL:
+        return "this model is too small to gain from its zeros, as calling it takes longer than its operations"
+    return "it gains too little from this model's zeros"
 
 
 def _against_int8(case: Case, density: float) -> Iterator[str]:

@@ -74,6 +74,7 @@ def _parts(source: Path, given: Given) -> _Parts:
     if not source.exists():
         raise FileNotFoundError(f"There is no {str(source)!r}. Give a run's folder, a recipe or a file of weights.")
     if given.recipe is None:
+        read_weights(source)  # says so if it is damaged, or no file of weights at all
         raise ValueError(f"{str(source)!r} holds weights alone. Give the network's recipe with --recipe FILE.yaml.")
     if given.weights is not None:
         raise ValueError(f"{str(source)!r} and {str(given.weights)!r} are two files of weights. Give one of them.")

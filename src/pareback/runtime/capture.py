@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from .calling import Call, Example
+from .exporting import exported
 from .operations import (
     Activation,
     Affine,
@@ -41,6 +42,7 @@ class Captured:
     dtypes: dict[str, torch.dtype]
     graph: fx.GraphModule
     spec: Any  #: the structure the model returns its results in
+    call: Call  #: how inputs are given, in the order of their names here
     unforeseen: set[str] = field(default_factory=set)  #: values whose sizes follow from the data, not from the batch
     _known: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
 
@@ -51,33 +53,21 @@ class Captured:
         return self._known[name, batch]
 
 
-def capture(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> Captured:
+def capture(model: nn.Module, example: Example) -> Captured:
     """Export a model in evaluation mode with a batch of any size and read its operators."""
-    # A batch of one would be taken for a constant.
-    inputs = tuple(torch.cat([x, x]) if x.shape[0] == 1 else x for x in example_inputs)
-    batch = torch.export.Dim("batch", min=1)
-    shapes = _shapes(model, [{0: batch} for _ in inputs])
-    program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+    program = exported(model, example)
     graph = program.module()
     assert isinstance(graph, fx.GraphModule)
     _let_later_readers_see_changes(graph.graph)
     _remove_dropout(graph.graph)
     _remove_unused(graph.graph)
-    found = Captured([], [], {}, None, {}, {}, graph, program.call_spec.out_spec)
+    found = Captured([], [], {}, None, {}, {}, graph, program.call_spec.out_spec, example.call)
     symbols = {s for node in graph.graph.nodes if node.op == "placeholder" for s in _symbols(node)}
     for node in graph.graph.nodes:
         if not _symbols(node) <= symbols:
             found.unforeseen.add(node.name)
         _read(node, found)
     return found
-
-
-def _shapes(model: nn.Module, each: list[Any]) -> tuple[Any, ...]:
-    """Return the inputs' shapes as ``torch.export`` wants them: those of ``*args`` in a tuple of their own."""
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    variable = inspect.Parameter.VAR_POSITIONAL
-    own = kinds.index(variable) if variable in kinds else len(each)
-    return (*each[:own], tuple(each[own:])) if own < len(each) else tuple(each)
 
 
 def _symbols(node: fx.Node) -> set[Any]:
@@ -149,7 +139,7 @@ def _operation(node: fx.Node, found: Captured) -> Operation | str:
     """Return the engine's operation, or why there is none."""
     read = _READERS.get(node.target)
     if read is None:
-        return "an operator the engine does not have"
+        return "the engine has none"
     if not found.unforeseen.isdisjoint([node.name, *(one.name for one in node.all_input_nodes)]):
         return "its size depends on the data"
     values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
+from ..wording import counted
 from . import library
+from .calling import example_of
 from .capture import Captured, capture
 from .dividing import divided
 from .images import Chain
 from .joining import joined
-from .operations import Attention, Convolution, Name, Normalization, Other
+from .operations import Attention, Convolution, Largest, Name, Normalization, Operation, Other, is_bookkeeping, reads
 from .order import last_readers
 from .quiet import wait_for_rest
 from .stages import TRIALS, Between, Plain, Rows, Tokens
@@ -26,13 +30,16 @@ from .stages import TRIALS, Between, Plain, Rows, Tokens
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0
 
+#: So long either way is tried for, at most 21 times. In seconds.
+_TO_DECIDE = 5e-3
+
 
 @dataclass(frozen=True)
 class EngineReport:
     """What the engine does itself, and what it leaves to PyTorch and why."""
 
     layers: int  #: convolutions and linear layers in the engine's own kernels
-    left: tuple[tuple[str, str], ...]  #: operators that PyTorch runs, each with the reason
+    left: tuple[tuple[str, str], ...]  #: operators that PyTorch runs, each with the reason; views are not listed
     dense_batches: tuple[int, ...]  #: batch sizes at which PyTorch's dense operators were faster for the whole model
     threads: int
     register_bits: int
@@ -41,11 +48,13 @@ class EngineReport:
     apart_batches: tuple[int, ...] = ()  #: batch sizes at which PyTorch computes attention and layer norms after all
 
     def __str__(self) -> str:
-        counted = [f"{self.layers} layers"]
-        counted += [f"{self.attentions} attentions"] if self.attentions else []
-        counted += [f"{self.norms} layer norms"] if self.norms else []
-        lines = [f"{', '.join(counted)} in the engine, {self.threads} threads, {self.register_bits}-bit registers"]
-        lines += [f"left to PyTorch: {operator} ({why})" for operator, why in self.left]
+        parts = [(self.layers, "layer"), (self.attentions, "attention"), (self.norms, "layer norm")]
+        own = ", ".join(counted(number, noun) for number, noun in parts if number or noun == "layer")
+        lines = [f"{own} in the engine, {counted(self.threads, 'thread')}, {self.register_bits}-bit registers"]
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.left:
+            by_reason.setdefault(why, []).append(name)
+        lines += [f"left to PyTorch: {', '.join(names)} ({why})" for why, names in by_reason.items()]
         lines += [
             f"at batch {batch} PyTorch's attention and layer norms between the engine's linear layers are faster"
             for batch in self.apart_batches
@@ -64,6 +73,7 @@ class Engine:
 
     def __init__(self, captured: Captured, threads: int) -> None:
         self._captured, self._threads = captured, threads
+        self._positional = len(captured.inputs) if captured.call.positional else -1
         self._names: list[str] = []
         _each_name(captured.outputs, self._names.append)
         self._operations = joined(captured.operations, self._names)
@@ -71,12 +81,20 @@ class Engine:
         self._whole = Plain(Chain(self._operations, captured.inputs, self._names))
         between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
         self._done = last_readers([stage.chain.inputs for stage in self._stages], between)
+        self._read = self._constants()
         self._dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
 
-    @torch.inference_mode()
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Return what the model returns, for a batch of any size."""
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
+        """Return what the model returns, for a batch of any size; inputs by position or by name, as the model takes."""
+        if named or len(inputs) != self._positional:
+            inputs = self._captured.call.in_order(inputs, named)
+        if torch.is_inference_mode_enabled():
+            return self._answer(inputs)
+        with torch._C._InferenceMode(True):  # torch.inference_mode takes as long as a small layer
+            return self._answer(inputs)
+
+    def _answer(self, inputs: tuple[Tensor, ...]) -> Any:
         self._check(inputs)
         batch = inputs[0].shape[0]
         if batch == 0:
@@ -87,14 +105,23 @@ class Engine:
                     self._dense[batch] = self._is_faster_dense(inputs)
         return self._densely(inputs) if self._dense[batch] else self._sparsely(inputs)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """An engine holds addresses in this process's memory."""
+        raise TypeError(
+            "An engine cannot be copied or pickled. Send the model, and compile it again where it is to run."
+        )
+
     def report(self) -> EngineReport:
         """Return what runs where."""
-        left = [o for stage in self._stages if isinstance(stage, Plain) for o in stage.chain.operations]
         named = {
-            (str(o.target), o.why) if isinstance(o, Other) else (type(o).__name__, "tiles cannot agree") for o in left
+            (_left(operation), _why(operation, stage.chain))
+            for stage in self._stages
+            if isinstance(stage, Plain)
+            for operation in stage.chain.operations
+            if not is_bookkeeping(operation)
         }
         named |= {
-            ("linear layers", f"at {rows} rows its dense operators are faster for {_sizes(stage)}")
+            ("linear layers", f"at {counted(rows, 'row')} its dense operators are faster for {_sizes(stage)}")
             for stage in self._stages
             if isinstance(stage, Rows)
             for rows in stage.dense
@@ -113,20 +140,29 @@ class Engine:
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
         names = self._captured.inputs
-        if len(inputs) != len(names):
-            raise TypeError(f"The model takes {len(names)} inputs, {len(inputs)} were given.")
         for name, x in zip(names, inputs, strict=True):
-            if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dtype != self._captured.dtypes[name]:
+            if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != self._captured.dtypes[name]:
                 raise TypeError(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
             wanted = self._captured.shape(name, inputs[0].shape[0] if inputs[0].ndim else 0)
-            if tuple(x.shape) != wanted:
+            if x.shape != wanted:
                 same = ", the same for all inputs" if len(names) > 1 else ""
                 raise ValueError(
                     f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch{same}."
                 )
 
+    def _constants(self) -> dict[str, Any]:
+        """Return a copy of what operations read by name: few, as convolutions and linear layers hold their weights."""
+        named = {name for operation in self._operations for name in reads(operation)} | set(self._names)
+        named |= {name for stage in self._stages for name in stage.chain.inputs}
+        constants = self._captured.constants
+        return {
+            name: constants[name].detach().clone() if isinstance(constants[name], Tensor) else constants[name]
+            for name in constants
+            if name in named
+        }
+
     def _values(self, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-        return {**self._captured.constants, **dict(zip(self._captured.inputs, inputs, strict=True))}
+        return {**self._read, **dict(zip(self._captured.inputs, inputs, strict=True))}
 
     def _sparsely(self, inputs: tuple[Tensor, ...]) -> Any:
         values = self._values(inputs)
@@ -142,17 +178,19 @@ class Engine:
         return self._result(values)
 
     def _result(self, values: dict[str, Any]) -> Any:
+        if isinstance(self._captured.outputs, Name):
+            return values[self._captured.outputs.text]
         return torch.utils._pytree.tree_map(
             lambda leaf: values[leaf.text] if isinstance(leaf, Name) else leaf, self._captured.outputs
         )
 
     def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Try both ways on a batch of this size, in turn; three times, and once more where they are close."""
+        """Try both ways on a batch of this size, in turn: often if calls are short, else until it is clear."""
         times: dict[bool, list[float]] = {False: [], True: []}
         if self._threads > 1 and any(isinstance(stage, Between) for stage in self._stages):
             for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
                 self._sparsely(tuple(x.clone() for x in inputs))
-        for _ in range(4):
+        while len(times[True]) < _rounds(times[True]):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
                 mine = tuple(x.clone() for x in inputs)  # a model may change its input
                 wait_for_rest(self._threads)
@@ -164,6 +202,15 @@ class Engine:
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
 
 
+def _rounds(times: list[float]) -> int:
+    """Return how often to try: four times, or more where that takes a few milliseconds.
+
+    >>> _rounds([]), _rounds([0.3, 0.2]), _rounds([0.3, 1e-3]), _rounds([0.3, 5e-5])
+    (4, 4, 6, 21)
+    """
+    return max(4, min(21, int(_TO_DECIDE / min(times)) + 1)) if times else 4
+
+
 def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
     """Whether one of two is far faster, every time.
 
@@ -171,6 +218,19 @@ def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
     (True, False)
     """
     return max(sparsely) * _CLEAR < min(densely) or max(densely) * _CLEAR < min(sparsely)
+
+
+def _left(operation: Operation) -> str:
+    """Name an operation that PyTorch runs."""
+    return str(getattr(operation, "target", "")) or getattr(operation, "activation", "") or type(operation).__name__
+
+
+def _why(operation: Operation, chain: Chain) -> str:
+    if isinstance(operation, Other):
+        return operation.why
+    if any(isinstance(one, Convolution) for one in chain.operations):
+        return "tiles cannot agree"
+    return "not after a ReLU" if isinstance(operation, Largest) else "not after a layer of the engine"
 
 
 def _sizes(stage: Rows) -> str:
@@ -184,12 +244,17 @@ def _each_name(outputs: Any, call: Callable[[str], None]) -> None:
             call(leaf.text)
 
 
-def compile(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...], threads: int | None = None) -> Engine:
+def compile(
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
+    threads: int | None = None,
+) -> Engine:
     """Compile a pruned model for this machine's CPU.
 
     Args:
         model: any module that ``torch.export`` can read, with float32 weights on the CPU. It is not changed.
-        example_inputs: a batch like those the engine will be called with, of any size; a tuple for several inputs.
+        example_inputs: a batch like those the engine will be called with, of any size; a tuple for several inputs, or
+            a dict of keyword arguments.
         threads: how many threads a call may use; by default as many as torch uses.
 
     The engine holds a copy of the weights: compile again after changing them.
@@ -204,14 +269,47 @@ def compile(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...], threa
         raise RuntimeError(
             "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
         )
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    number = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or torch.get_num_threads()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}.")
+    number = _checked(threads)
+    example = example_of(model, example_inputs)
+    _warn_of_other_types(model)
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            engine = Engine(capture(model, inputs), number)
+            engine = Engine(capture(model, example), number)
     finally:
         model.train(was_training)
-    engine(*inputs)
+    engine(*example.args, **example.named)
     return engine
+
+
+def _checked(threads: Any) -> int:
+    """Return how many threads to use.
+
+    >>> _checked(2)
+    2
+    """
+    if threads is None:
+        first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # the others are for nested regions
+        return (int(first) if first.isdigit() else 0) or torch.get_num_threads()
+    sentence = f"threads={threads!r} is not a whole number of at least 1. Leave it out for as many as torch uses."
+    if isinstance(threads, bool) or not hasattr(threads, "__index__"):
+        raise TypeError(sentence)
+    if operator.index(threads) < 1:
+        raise ValueError(sentence)
+    return operator.index(threads)
+
+
+def _warn_of_other_types(model: nn.Module) -> None:
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    others = ", ".join(sorted(str(one).removeprefix("torch.") for one in types - {torch.float32}))
+    if others:
+        what = "those layers whose weights are" if torch.float32 in types else "everything here, as its weights are"
+        warnings.warn(
+            f"The engine runs float32 only: PyTorch runs {what} {others}. "
+            "Call model.float() before compiling to let the engine run it.",
+            UserWarning,
+            stacklevel=3,
+        )

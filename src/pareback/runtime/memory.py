@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -60,8 +59,7 @@ class Memory:
 
     def __init__(self, floats: int) -> None:
         self._floats = floats
-        self._idle: list[Tensor] = []
-        self._lock = threading.Lock()
+        self._idle: list[Tensor] = []  # a list's pop and append need no lock
 
     @contextmanager
     def arenas(self, number: int) -> Iterator[list[int]]:
@@ -69,15 +67,25 @@ class Memory:
         with ExitStack() as stack:
             yield [stack.enter_context(self.arena()) for _ in range(number)]
 
-    @contextmanager
-    def arena(self) -> Iterator[int]:
+    def arena(self) -> _Arena:
         """Lend the address of an arena that nobody else uses."""
-        with self._lock:
-            arena = self._idle.pop() if self._idle else None
-        if arena is None:
-            arena = aligned(torch.zeros(self._floats, dtype=torch.float32, device="cpu"))
+        return _Arena(self._floats, self._idle)
+
+
+class _Arena:
+    """One that is lent. No generator: a small model's call takes no longer than a few of those."""
+
+    __slots__ = ("_floats", "_idle", "_mine")
+
+    def __init__(self, floats: int, idle: list[Tensor]) -> None:
+        self._floats, self._idle = floats, idle
+
+    def __enter__(self) -> int:
         try:
-            yield arena.data_ptr()
-        finally:
-            with self._lock:
-                self._idle.append(arena)
+            self._mine = self._idle.pop()
+        except IndexError:
+            self._mine = aligned(torch.zeros(self._floats, dtype=torch.float32, device="cpu"))
+        return self._mine.data_ptr()
+
+    def __exit__(self, *_: object) -> None:
+        self._idle.append(self._mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -155,6 +156,24 @@ def changes_its_argument(target: Any) -> bool:
     (True, False)
     """
     return str(target).split(".")[1:2] != [] and str(target).split(".")[1].endswith("_")
+
+
+def is_bookkeeping(operation: Operation) -> bool:
+    """Whether an operation only computes sizes, takes results apart, or shows a value in another shape.
+
+    >>> aten = torch.ops.aten
+    >>> [is_bookkeeping(Other("y", one, (), {}, "")) for one in (aten.sym_size.int, max, aten.view.default)]
+    [True, True, True]
+    >>> [is_bookkeeping(Other("y", one, (), {}, "")) for one in (aten.silu.default, aten.relu_.default)]
+    [False, False]
+    """
+    if not isinstance(operation, Other):
+        return False
+    if isinstance(operation.target, BuiltinFunctionType) or str(operation.target).startswith("aten.sym_"):
+        return True
+    schema = getattr(operation.target, "_schema", None)
+    aliases = [one.alias_info for one in schema.returns if one.alias_info is not None] if schema is not None else []
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
 def reads(operation: Operation) -> list[str]:

@@ -35,6 +35,8 @@ _BUSY_AFTER = 5e-4
 _SHORT = 1e-3
 TRIALS = 3
 
+_FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
+
 
 class Stage(ABC):
     """Operations that are done together."""
@@ -164,7 +166,7 @@ class Images(Stage):
 
 def _made(shape: tuple[int, ...]) -> Tensor:
     """Return room for a result, whatever type and device are torch's defaults."""
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
+    return _FLOAT32.new_empty(shape)  # as to read the names of a type and a device takes longer than to make it
 
 
 def _portion(rows: int) -> int:
@@ -211,19 +213,26 @@ class Rows(Stage):
 
     def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
         x = values[self.chain.inputs[0]]
-        matrix = x.reshape(-1, x.shape[-1]).contiguous()
+        matrix = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1])).contiguous()
         last = self.chain.operations[-1]
         assert isinstance(last, Convolution)
-        y = _made((len(matrix), last.taps.weight.shape[0]))
-        portion = _portion(len(matrix))
+        rows, outputs = matrix.shape[0], last.taps.weight.shape[0]
+        y = _made((rows, outputs))
+        portion = _portion(rows)
+        if rows <= portion:
+            self.program(rows, threads).run(matrix, y, threads)
+        else:
+            self._run_portions(matrix, y, portion, threads)
+        values[self.chain.outputs[0]] = y if x.ndim == 2 else y.view(*x.shape[:-1], outputs)
+
+    def _run_portions(self, matrix: Tensor, y: Tensor, portion: int, threads: int) -> None:
         together = portion * threads
-        whole = len(matrix) // together * together if len(matrix) > portion else 0
+        whole = len(matrix) // together * together
         if whole:
             self.program(portion, 1).run_each(matrix[:whole], y[:whole], threads)
         for first in range(whole, len(matrix), portion):  # those that would leave a thread idle are divided instead
             rest, to = matrix[first : first + portion], y[first : first + portion]
             self.program(len(rest), threads).run(rest, to, threads)
-        values[self.chain.outputs[0]] = y.view(*x.shape[:-1], y.shape[1])
 
 
 class Tokens(Stage):

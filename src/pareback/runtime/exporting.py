@@ -1,0 +1,85 @@
+"""Calls ``torch.export``, and says in a sentence why a model cannot be captured."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from .calling import Example
+
+
+def exported(model: nn.Module, example: Example) -> ExportedProgram:
+    """Export a model in evaluation mode, for a batch of any size."""
+    # A batch of one would be taken for a constant.
+    args, named = _each((example.args, example.named), lambda x: torch.cat([x, x]) if x.shape[0] == 1 else x)
+    batch = torch.export.Dim("batch", min=1)
+    bound = example.call.signature.bind(*args, **named)
+    shapes = _each(dict(bound.arguments), lambda _: {0: batch})
+    try:
+        with _quiet():
+            return torch.export.export(model, args, named, dynamic_shapes=shapes)
+    except Exception as error:
+        problem = error
+    _try(model, example)
+    raise ValueError(f"{type(model).__name__} cannot be captured: {_why(problem)}") from problem
+
+
+def _each(arguments: Any, change: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(Tensor, change, arguments)
+
+
+def _try(model: nn.Module, example: Example) -> None:
+    """Call the model as it is: where that fails, it is not for the export."""
+    args, named = _each((example.args, example.named), Tensor.clone)
+    try:
+        model(*args, **named)
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} itself does not run on the example inputs: {_first_line(error)}"
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in text:
+        return (
+            "what it computes next depends on its data (as in `if x.sum() > 0`). "
+            "Write such a choice with torch.where, or compile the parts on either side of it."
+        )
+    if "Constraints violated" in text or "specialized it to be a constant" in text:
+        return (
+            "it works for the example's batch size alone (as with `x.reshape(2, -1)` or `if x.shape[0] == 2`). "
+            "The batch must be free: write x.shape[0] or flatten(1) there."
+        )
+    return (
+        f"torch.export says {_first_line(error)!r}. It reads tensor operations on a batch of any size, "
+        "without choices that depend on the data."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch.export prints and logs of its insides from burying the sentence."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    silent = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+            # LSTMs and GRUs keep lists of their weights
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+            yield
+    finally:
+        logging.disable(before)
