@@ -9,60 +9,28 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
-from ..wording import counted
 from . import library
 from .calling import example_of
 from .capture import Captured, capture
 from .dividing import divided
 from .images import Chain
 from .joining import joined
-from .operations import Attention, Convolution, Largest, Name, Normalization, Operation, Other, is_bookkeeping, reads
+from .operations import Name, reads
 from .order import last_readers
 from .quiet import wait_for_rest
-from .stages import TRIALS, Between, Plain, Rows, Tokens
+from .reporting import EngineReport, report_on
+from .stages import TRIALS, Between, Plain
 
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0
 
 #: So long either way is tried for, at most 21 times. In seconds.
 _TO_DECIDE = 5e-3
-
-
-@dataclass(frozen=True)
-class EngineReport:
-    """What the engine does itself, and what it leaves to PyTorch and why."""
-
-    layers: int  #: convolutions and linear layers in the engine's own kernels
-    left: tuple[tuple[str, str], ...]  #: operators that PyTorch runs, each with the reason; views are not listed
-    dense_batches: tuple[int, ...]  #: batch sizes at which PyTorch's dense operators were faster for the whole model
-    threads: int
-    register_bits: int
-    attentions: int = 0  #: in the engine's own kernels
-    norms: int = 0  #: layer norms, likewise
-    apart_batches: tuple[int, ...] = ()  #: batch sizes at which PyTorch computes attention and layer norms after all
-
-    def __str__(self) -> str:
-        parts = [(self.layers, "layer"), (self.attentions, "attention"), (self.norms, "layer norm")]
-        own = ", ".join(counted(number, noun) for number, noun in parts if number or noun == "layer")
-        lines = [f"{own} in the engine, {counted(self.threads, 'thread')}, {self.register_bits}-bit registers"]
-        by_reason: dict[str, list[str]] = {}
-        for name, why in self.left:
-            by_reason.setdefault(why, []).append(name)
-        lines += [f"left to PyTorch: {', '.join(names)} ({why})" for why, names in by_reason.items()]
-        lines += [
-            f"at batch {batch} PyTorch's attention and layer norms between the engine's linear layers are faster"
-            for batch in self.apart_batches
-        ]
-        lines += [
-            f"at batch {batch} PyTorch's dense operators are faster and run the model" for batch in self.dense_batches
-        ]
-        return "\n".join(lines)
 
 
 class Engine:
@@ -113,30 +81,8 @@ class Engine:
 
     def report(self) -> EngineReport:
         """Return what runs where."""
-        named = {
-            (_left(operation), _why(operation, stage.chain))
-            for stage in self._stages
-            if isinstance(stage, Plain)
-            for operation in stage.chain.operations
-            if not is_bookkeeping(operation)
-        }
-        named |= {
-            ("linear layers", f"at {counted(rows, 'row')} its dense operators are faster for {_sizes(stage)}")
-            for stage in self._stages
-            if isinstance(stage, Rows)
-            for rows in stage.dense
-        }
-        layers = [o for s in self._stages if not isinstance(s, Plain) for o in s.chain.operations]
-        return EngineReport(
-            sum(isinstance(o, Convolution) for o in layers),
-            tuple(sorted(named)),
-            tuple(sorted(batch for batch, dense in self._dense.items() if dense)),
-            self._threads,
-            library.register_bits(),
-            sum(isinstance(o, Attention) for o in layers),
-            sum(isinstance(o, Normalization) for o in layers),
-            tuple(sorted({batch for s in self._stages if isinstance(s, Tokens) for batch in s.apart})),
-        )
+        dense = [batch for batch, faster in self._dense.items() if faster]
+        return report_on(self._stages, dense, self._threads)
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
         names = self._captured.inputs
@@ -218,24 +164,6 @@ def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
     (True, False)
     """
     return max(sparsely) * _CLEAR < min(densely) or max(densely) * _CLEAR < min(sparsely)
-
-
-def _left(operation: Operation) -> str:
-    """Name an operation that PyTorch runs."""
-    return str(getattr(operation, "target", "")) or getattr(operation, "activation", "") or type(operation).__name__
-
-
-def _why(operation: Operation, chain: Chain) -> str:
-    if isinstance(operation, Other):
-        return operation.why
-    if any(isinstance(one, Convolution) for one in chain.operations):
-        return "tiles cannot agree"
-    return "not after a ReLU" if isinstance(operation, Largest) else "not after a layer of the engine"
-
-
-def _sizes(stage: Rows) -> str:
-    weights = [o.taps.weight for o in stage.chain.operations if isinstance(o, Convolution)]
-    return ", ".join(f"{weight.shape[0]}×{weight.shape[1]}" for weight in weights)
 
 
 def _each_name(outputs: Any, call: Callable[[str], None]) -> None:
