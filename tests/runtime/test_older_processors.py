@@ -22,7 +22,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.older
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_older_processors(isa: str) -> None:
     """One process for all files, as to start one takes as long as most files do."""
