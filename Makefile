@@ -16,7 +16,7 @@ test: $(STAMP)
 
 # The same with every line watched, which takes half as long again; less than 95 % is a failure.
 coverage: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not older" -n auto --dist loadfile --cov --cov-report=term:skip-covered
 
 check: $(STAMP)
 	$(BIN)/ruff check .

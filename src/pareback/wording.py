@@ -35,13 +35,13 @@ def excluding(names: Sequence[str], limit: int = 3) -> str:
     return f"exclude=[{', '.join(repr(name) for name in names[:limit])}{more}]"
 
 
-def counted(number: int, noun: str) -> str:
-    """Say how many there are.
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a count with its noun, whose plural is given where an s does not make it.
 
-    >>> counted(1, "layer"), counted(2, "layer")
-    ('1 layer', '2 layers')
+    >>> counted(1, "layer"), counted(1200, "run"), counted(2, "entry", "entries")
+    ('1 layer', '1,200 runs', '2 entries')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

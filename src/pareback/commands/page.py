@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..lab.arguments import Parser, UsageError
+from ..wording import counted
 from .command import Command
 
 
@@ -31,7 +32,6 @@ def _run(options: Namespace) -> None:
     from ..page.figures import write_figures
     from ..page.references import references
     from ..page.report import collect
-    from ..page.wording import counted
 
     if options.out.is_dir():
         raise UsageError(f"{str(options.out)!r} is a folder. Give the name of a file with --out.")
@@ -47,7 +47,7 @@ def _run(options: Namespace) -> None:
     text = page(report, options.title)
     files.write_text(options.out, text)
     left = f", {counted(len(report.problems), 'entry', 'entries')} that could not be used" if report.problems else ""
-    print(f"wrote {options.out}, {len(text.encode()):,} bytes: {counted(len(report.runs), 'run', 'runs')}{left}")
+    print(f"wrote {options.out}, {len(text.encode()):,} bytes: {counted(len(report.runs), 'run')}{left}")
     names = [task.name for task in report.tasks]
     lost = Counter(point.task for point in points if not any(point.fits(name) for name in names))
     for pattern, count in lost.items():

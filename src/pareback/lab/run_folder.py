@@ -107,8 +107,8 @@ class RunFolder:
 
 def is_own_file(path: Path) -> bool:
     """Whether a file is part of a run, or would be taken for one: it has such a name and lies beside a recipe."""
-    own = {file.name for file in RunFolder(path.parent).files}
-    return path.name in own and (path.parent / "recipe.yaml").is_file()
+    folder = RunFolder(path.parent)
+    return path in folder.files and folder.recipe.is_file()
 
 
 def started(path: Path) -> dict[str, Any]:

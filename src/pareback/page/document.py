@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 from .._version import __version__
+from ..wording import counted
 from . import datasets, listing, vega
 from .charts import CHARTS
 from .details import SHOWN, ranked
@@ -18,7 +19,6 @@ from .groups import Task
 from .report import Report
 from .runs import QUANTITIES
 from .theme import DARK, DASHES, DENSE_SHAPES, LIGHT, SCALES, SHAPES
-from .wording import counted
 
 #: Runs in one chart; more are not told apart.
 _MOST_DRAWN = 12
@@ -92,7 +92,7 @@ def _lead(report: Report) -> str:
     dates = sorted({run.made[:10] for run in report.runs if run.made[:4].isdigit()})
     when = "" if not dates else f", made on {dates[0]}" if len(dates) == 1 else f", made from {dates[0]} to {dates[-1]}"
     many = f" of {tasks} tasks" if tasks > 1 else ""
-    return f"{counted(runs, 'finished run', 'finished runs')}{many}{when}."
+    return f"{counted(runs, 'finished run')}{many}{when}."
 
 
 def _thinned(report: Report) -> str:

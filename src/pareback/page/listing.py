@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from html import escape
 
+from ..wording import counted
 from .groups import Point, Task
 from .report import Problem, Report
 from .runs import QUANTITIES, Run
-from .wording import counted
 
 #: How much worse than the dense network a pruned one may be to be called as good.
 _AS_GOOD = 1.0
@@ -148,7 +148,7 @@ def quantities() -> str:
 
 def summary(task: Task, number: int) -> str:
     """Return what a task came to, in a few tiles."""
-    tiles = [("Runs", f"{len(task.runs):,}", f"{counted(len(task.points), 'setting', 'settings')}, {_seeds(task)}")]
+    tiles = [("Runs", f"{len(task.runs):,}", f"{counted(len(task.points), 'setting')}, {_seeds(task)}")]
     best = min(task.points, key=lambda point: (point.error.mean, point.series))
     if task.dense is not None:
         tiles.append(("Dense network", f"{task.dense.error.mean:.2f} %", f"error with {_size(task.dense)}"))
