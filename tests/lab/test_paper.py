@@ -83,6 +83,21 @@ def test_tables_say_how_rows_were_made(done: Path) -> None:
     assert str(done) not in "".join(path.read_text() for path in (done / "out").rglob("*.*") if path.suffix != ".png")
 
 
+def test_plots_draw_one_seed_as_far_as_rows_have_it() -> None:
+    """A dense network of seed 0 beside pruned ones of seed 2 would compare two things at once."""
+
+    def row(*seeds: int) -> list[Record]:
+        return [Record({"seed": seed}, (), ()) for seed in seeds]
+
+    def seeds(*rows: list[Record]) -> list[int]:
+        return [record.seed for record in module.one_of_each(rows)]
+
+    assert seeds(row(0, 1, 2), row(2), row(1, 2), row(1)) == [1, 2, 1, 1]
+    assert seeds(row(0, 1, 2), row(2), row(1, 2)) == [2, 2, 2]
+    assert seeds(row(1), row(0)) == [1, 0]
+    assert seeds() == []
+
+
 def test_each_row_leaves_a_small_record_and_plots_are_drawn(done: Path) -> None:
     """Records hold every epoch and no weights; pictures of layers, convergence and histograms lie beside the tables."""
     record = read_record(done / "out" / "rows" / "budget-wavg-0.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,16 +94,22 @@ def collect(experiment: Experiment, out: Path) -> list[Path]:
     written, records = _write_tables(experiment, out), _records(experiment, out)
     if not experiment.plots:
         return written
-    # One line per row in a plot: the lowest seed's.
-    firsts = [records[row.name][0] for row in experiment.rows if records.get(row.name)]
-    pruned = [record for record in firsts if record.is_pruned]
+    drawn = one_of_each([records[row.name] for row in experiment.rows if records.get(row.name)])
+    pruned = [record for record in drawn if record.is_pruned]
     if pruned:
         written.append(plot_layers.plot({"": pruned}, out / f"{experiment.name}-layers.png"))
-    if firsts:
-        written.append(plot_convergence.plot({"": firsts}, out / f"{experiment.name}-convergence.png"))
+    if drawn:
+        written.append(plot_convergence.plot({"": drawn}, out / f"{experiment.name}-convergence.png"))
     if pruned:
         written.append(plot_histograms.plot(pruned, out / f"{experiment.name}-histograms.png"))
     return written
+
+
+def one_of_each(rows: Sequence[Sequence[Record]]) -> list[Record]:
+    """Return the record of each row that a plot draws: of the seed that most rows have, else of the row's first."""
+    seeds = Counter(record.seed for records in rows for record in records)
+    usual = min(seeds, key=lambda seed: (-seeds[seed], seed), default=None)
+    return [next((record for record in records if record.seed == usual), records[0]) for records in rows]
 
 
 def _write_tables(experiment: Experiment, out: Path) -> list[Path]:
