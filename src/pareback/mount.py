@@ -155,6 +155,7 @@ class Mount(Stepping):
         pairs = zip(self.names, self.parameters, latents, strict=False)
         return {
             "version": _STATE_VERSION,
+            "goal": repr(self._plan.goal),
             "names": list(self.names),
             "control": self._controller.state.tensors(),
             # What optimizers that have stepped since the thresholds moved will contribute to their next move.
@@ -180,6 +181,9 @@ class Mount(Stepping):
             raise ValueError("The state was saved after finish() and has no latent weights to go on from.")
         parameters = dict(zip(self.names, self.parameters, strict=True))
         _check_entries("latents", parameters, state.get("latents"))
+        here = repr(self._plan.goal)
+        if state.get("goal", here) != here:  # on purpose, perhaps: to prune a pruned model further
+            warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {here}.", stacklevel=2)
         with torch.no_grad():
             for name, value in control.items():
                 value.copy_(state["control"][name])

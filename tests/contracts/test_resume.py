@@ -1,6 +1,7 @@
 """Checkpoints: a resumed run goes on bit for bit, and a state that does not fit is refused before anything changes."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -239,3 +240,29 @@ def test_a_finished_state_is_not_resumed_from():
         other[2].load_state_dict(state)
     assert_same(everything(*other), before)
     assert model is not None
+
+
+@pytest.mark.parametrize("mount", MOUNTS)
+def test_a_state_goes_on_to_another_goal_with_a_warning(mount):
+    """From a run to 60 % zeros to one of 90 %: both goals are named, and the new one is met. States from before
+    goals were saved, and those of the same goal, say nothing."""
+    goals = pb.Budget(sparsity=0.6), pb.Budget(sparsity=0.9)
+    model, data = network(0), batches(60)
+    optimizer = OPTIMIZERS["sgd"](model)
+    first = mount(model, optimizer, goals[0], total_steps=60)
+    train(model, optimizer, data[:30])
+    state = copy.deepcopy(first.state_dict())
+
+    second = network(1)
+    optimizer = OPTIMIZERS["sgd"](second)
+    pruner = mount(second, optimizer, goals[1], total_steps=60)
+    with pytest.warns(UserWarning, match=r"way to Budget\(sparsity=0\.6.*goes on to Budget\(sparsity=0\.9"):
+        pruner.load_state_dict(state)
+    train(second, optimizer, data[30:])
+    pruner.finish()
+    assert sum(int((p != 0).sum()) for p in pruner.parameters) == sum(p.numel() for p in pruner.parameters) // 10
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.load_state_dict(state)
+        first.load_state_dict({key: value for key, value in state.items() if key != "goal"})
