@@ -118,6 +118,29 @@ def test_any_convolution(
     assert torch.allclose(engine._sparsely((x,)).double(), truth, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "padding", "taken"),
+    [
+        (3, 1, "same", True),
+        (5, 2, "same", True),
+        (1, 1, "same", True),
+        (2, 2, "same", True),
+        (3, 1, "valid", True),
+        (4, 1, "same", False),  # one edge more after than before
+        ((3, 5), 1, "same", False),
+        ((3, 5), (2, 1), "same", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_padding_in_words(kernel: int, dilation: int, padding: str, taken: bool) -> None:
+    """Where a word means the same number at every edge, the layer is the engine's; otherwise PyTorch runs it."""
+    model = _pruned(nn.Sequential(nn.Conv2d(4, 16, kernel, dilation=dilation, padding=padding), nn.ReLU()), 0.3)
+    x = torch.randn(3, 4, 17, 14)
+    engine = compiled(model, x, threads=1)
+    assert engine.report().layers == int(taken)
+    assert _error(engine._sparsely((x,)) if taken else engine(x), model, x) < 1e-6
+
+
 @pytest.mark.parametrize("groups", [2, 8])
 def test_groups(groups: int) -> None:
     """Grouped and depthwise convolutions are lists of non-zeros like any other."""

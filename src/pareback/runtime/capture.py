@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,14 +202,23 @@ def _convolution(node: Any, constants: dict[str, Any]) -> Operation | str:
     x, weight, bias, stride, padding, dilation, groups = _filled(node, None, 1, 0, 1, 1)
     if not _is_constant(weight, constants) or not _is_constant(bias, constants):
         return "its weight is computed"
-    if isinstance(padding, str):
-        return "its padding is given as a word"
-    step, edge, spread = _alike(stride), _alike(padding), _alike(dilation)
+    kernel = _value(weight, constants).detach().clone(memory_format=torch.contiguous_format)
+    step, spread = _alike(stride), _alike(dilation)
+    edge = _in_numbers(padding, kernel.shape[2:], spread) if isinstance(padding, str) else _alike(padding)
     if step is None or edge is None or spread is None:
         return "its stride, padding or dilation differs between directions"
-    kernel = _value(weight, constants).detach().clone(memory_format=torch.contiguous_format)
     offset = _offset(bias, kernel.shape[0], constants)
     return Convolution(node.name, x.name, Taps(kernel, step, edge, spread, int(groups)), offset)
+
+
+def _in_numbers(padding: str, sides: Sequence[int], dilation: int | None) -> int | None:
+    """Return what "same" or "valid" pads each of the four edges with, or None if that is not one number."""
+    if padding == "valid":
+        return 0
+    # The edge before and the one after share what a kernel reaches beyond its own place.
+    beyond = {(side - 1) * (dilation or 1) for side in sides}
+    reach = beyond.pop()
+    return None if beyond or reach % 2 else reach // 2
 
 
 def _linear(node: Any, constants: dict[str, Any]) -> Operation | str:
@@ -291,6 +300,7 @@ def _activation(kind: str) -> Reader:
 
 _READERS: dict[Any, Reader] = {
     aten.conv2d.default: _convolution,
+    aten.conv2d.padding: _convolution,
     aten.linear.default: _linear,
     aten.batch_norm.default: _batch_norm,
     aten.add.Tensor: _sum,
