@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..lab.checks import check
+from ..lab.origins import changed_since
 from ..lab.reading import to_dict
 from ..report import table
 from . import store
@@ -80,4 +81,7 @@ def _task(point: Point, path: Path, there: set[str]) -> Task:
         return Task(point, path, "blocked", run.problem)
     if run.asked and store.decisive(run.asked) != store.decisive(to_dict(point.recipe)):
         return Task(point, path, "blocked", f"{path.name} holds the run of another recipe.")
+    other = changed_since(run.result, point.recipe) if run.result else ""
+    if other:
+        return Task(point, path, "blocked", f"{path.name} holds another run: {other}.")
     return Task(point, path, "done" if run.state == "finished" else "resume")

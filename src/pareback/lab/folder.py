@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..wording import listed
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .fingerprint import fingerprint
 from .optional import optional
 
 #: ImageNet's, which pretrained networks expect.
@@ -47,6 +48,8 @@ class Folder:
         test_classes, self._test = _samples(path / "val")
         _check_same_classes(path, self.classes, test_classes)
         self.size, self.test_size = len(self._train), len(self._test)
+        # By names alone: reading ImageNet would take longer than many a training.
+        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in (*self._train, *self._test)))
         self.shape = (3, image_size, image_size)
         self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
         self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .augment import Draws, Shift, Windows
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .fingerprint import fingerprint
 
 #: Pixels that are augmented and normalised at once: few kernel launches, and 16 MiB of them.
 CHUNK = 2**22
@@ -40,6 +41,7 @@ class InMemory:
         device = torch.device(device)
         self.classes = tuple(classes)
         self.size, self.test_size = len(train_x), len(test_x)
+        self.fingerprint = fingerprint((train_x, train_y.long(), test_x, test_y.long()), self.classes)
         height, width, channels = train_x.shape[1:]
         self.shape = (channels, height, width)
         self.mean, self.std = channel_statistics(train_x)

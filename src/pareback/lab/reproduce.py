@@ -14,6 +14,7 @@ import torch
 from ..wording import did_you_mean, listed
 from . import files, plot_convergence, plot_histograms, plot_layers, table
 from .interrupts import Interrupted
+from .origins import changed_since
 from .paper import Experiment, Row
 from .reading import from_dict, override, read
 from .recipe import Recipe
@@ -201,9 +202,13 @@ def _is_recorded(training: Training, plan: Plan) -> bool:
     path = _kept(training, plan)
     if not path.exists():
         return False
-    other = difference(from_dict(read_record(path).result["recipe"]), training.recipe)
+    result = read_record(path).result
+    other = difference(from_dict(result["recipe"]), training.recipe)
     if other:
         raise ValueError(f"{str(path)!r} is of another recipe ({other}). Give another folder with --out.")
+    other = changed_since(result, training.recipe)
+    if other:
+        raise ValueError(f"{str(path)!r} is of another run: {other}. Give another folder with --out.")
     return True
 
 

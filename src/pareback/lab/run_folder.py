@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +92,22 @@ class RunFolder:
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
+    @contextmanager
+    def reserved(self, recipe: Recipe) -> Iterator[None]:
+        """Note the recipe of a run that is about to begin, so that one killed before its first step can be resumed.
+
+        A mistake that is found meanwhile leaves nothing behind.
+        """
+        if self.recipe.exists():
+            yield
+            return
+        files.write_text(self.recipe, to_yaml(recipe))
+        try:
+            yield
+        except Exception:
+            self.recipe.unlink(missing_ok=True)
+            raise
+
     def begin(self, recipe: Recipe, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         """Write what is known before the first step: ``rows`` are the metrics of epochs that are done."""
         files.write_json(self.environment, environment)
@@ -132,7 +148,9 @@ def result_of(path: Path) -> dict[str, Any]:
 def recipe_of(path: Path) -> Recipe:
     """Return the recipe of the run in a folder."""
     if not (path / "recipe.yaml").is_file():
-        raise FileNotFoundError(f"There is no run in {str(path)!r} to go on with. Give the folder of one.")
+        raise FileNotFoundError(
+            f"There is no run in {str(path)!r} to go on with. Give the folder of one, or begin it without --resume."
+        )
     return read(path / "recipe.yaml")
 
 
@@ -142,11 +160,13 @@ def difference(there: Recipe, here: Recipe) -> str:
     >>> difference(Recipe(seed=1), Recipe())
     'seed is 1 there and 0 here'
     """
-    one, two = (by_name(to_dict(recipe)) for recipe in (there, here))
+    one, two = (to_dict(recipe) for recipe in (there, here))
     for field in entries():
         if field.key not in INCIDENTAL:
             first, second = (_at(recipe, field.key) for recipe in (one, two))
-            if first != second:
+            # A teacher's folder may have moved; whether it is the same one, its weights say.
+            moved = field.key == "teacher.run" and first is not None and second is not None
+            if first != second and not moved:
                 return f"{field.key} is {first} there and {second} here"
     return ""
 

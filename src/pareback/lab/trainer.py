@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from . import checkpoints, settings
 from .checks import check, check_machine
 from .clock import Clock
 from .distributed import Team, team
+from .origins import changed_since
 from .recipe import Recipe
 from .run_folder import RunFolder, Standing, result_of
 from .training import Training
@@ -38,9 +39,12 @@ def train(
         folder = RunFolder(Path(out))
         standing = _opened(folder, recipe, resume, force, here, stack)
         if standing == "finished":
-            return _finished(folder, quiet or not here.leads)
+            return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
-        training = Training(recipe, here, folder, clock)
+        with folder.reserved(recipe) if here.leads else nullcontext():
+            training = Training(recipe, here, folder, clock)
+        if force and here.leads:  # not before: a mistake in the new recipe must not cost the old run
+            folder.clear()
         if standing == "unfinished" and folder.checkpoint.exists():
             training.load(checkpoints.load(folder.checkpoint))
         return training.run(quiet=quiet or not here.leads)
@@ -52,9 +56,8 @@ def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: 
     if here.leads:
         try:
             stack.enter_context(folder)
-            if force:
-                folder.clear()
-            answer = folder.standing(recipe, resume)
+            _check_teacher(recipe, folder)
+            answer = "fresh" if force else folder.standing(recipe, resume)
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             answer = error
     answer = here.share(answer)
@@ -63,8 +66,20 @@ def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: 
     return answer
 
 
-def _finished(folder: RunFolder, quiet: bool) -> dict[str, Any]:
+def _check_teacher(recipe: Recipe, folder: RunFolder) -> None:
+    run = recipe.teacher.run
+    if run is not None and Path(run).expanduser().resolve() == folder.path.resolve():
+        raise ValueError(f"teacher.run={run} is the folder of this run itself. Give another one with --out.")
+
+
+def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
     result = result_of(folder.path)
+    other = changed_since(result, recipe)
+    if other:
+        raise ValueError(
+            f"{str(folder.path)!r} holds another run, finished: {other}. Give another folder with --out, or throw that "
+            "run away with --force."
+        )
     if not quiet:
         print(f"{str(folder.path)!r} holds this run already, finished; --force would train it again.")
     return result

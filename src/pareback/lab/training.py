@@ -16,6 +16,7 @@ from .board import Board
 from .clock import Clock
 from .distributed import Team
 from .evaluate import evaluate
+from .origins import changed, origins
 from .parts import Parts
 from .progress import Progress, Silent, progress
 from .reading import to_dict
@@ -38,6 +39,7 @@ class Training:
         self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
         self._total = recipe.train.epochs * self._per_epoch
         self._parts = Parts(recipe, here, self._source, self._total)
+        self._origins = origins(recipe, self._source)
         self._step = self._parts.step
         self._checkpoints = checkpoints.Checkpoints(folder.checkpoint)
         self._interrupts = interrupts.Interrupts()
@@ -52,6 +54,12 @@ class Training:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
+        other = changed(state.get("origins", {}), self._origins, self._recipe)
+        if other:
+            raise ValueError(
+                f"The run in {str(self._folder.path)!r} cannot go on: {other}. Give what it was begun with, or train "
+                "anew with another --out."
+            )
         self._parts.load_state_dict(state["parts"])
         self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
         self._clock.load(state["seconds"])
@@ -67,6 +75,7 @@ class Training:
             self._checkpoints.save(
                 {
                     "recipe": to_dict(self._recipe),
+                    "origins": self._origins,
                     "epoch": self._epoch,
                     "within": self._within,
                     "rows": self._rows,
@@ -283,6 +292,7 @@ class Training:
             "seconds": self._clock.seconds(),
             "resumed": self._resumed,
             "recipe": to_dict(self._recipe),
+            "origins": self._origins,
             "environment": about,
             "classes": len(self._source.classes),
             "shape": list(self._source.shape),

@@ -1,0 +1,204 @@
+"""A run is its recipe, its images and its teacher: these may move, others in their place are refused, and a mistake
+costs nothing that was there."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_images import arrays, write_npz, write_tree
+
+from pareback.cli import main
+from pareback.curves import store
+from pareback.curves.grid import Point
+from pareback.curves.planning import tasks
+from pareback.lab.folder import Folder
+from pareback.lab.interrupts import Interrupted
+from pareback.lab.reading import override
+from pareback.lab.recipe import DataRecipe, GoalRecipe, Recipe, TrainRecipe
+from pareback.lab.step import Step
+from pareback.lab.trainer import train
+from pareback.lab.training import Training
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DIGITS = Recipe(data=DataRecipe(batch_size=256), goal=GoalRecipe("budget", sparsity=0.9), train=TrainRecipe(epochs=2))
+
+
+def content(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
+def stopped(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train for one step and stop."""
+    call = Step.__call__
+
+    def acting(self: Step, *args: Any) -> None:
+        call(self, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Step, "__call__", acting)
+        with pytest.raises(Interrupted):
+            train(recipe, out, quiet=True)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Recipe:
+    """A recipe for images in a file."""
+    path = write_npz(tmp_path / "a.npz", **arrays(train=64, test=8))
+    return Recipe(data=DataRecipe("npz", path=str(path), batch_size=16), train=TrainRecipe(epochs=2, device="cpu"))
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> str:
+    """The same images with other labels."""
+    changed = arrays(train=64, test=8)
+    changed["train_y"] = np.zeros(64, dtype=np.int64)
+    return str(write_npz(tmp_path / "b.npz", **changed))
+
+
+# -- nothing is lost by a mistake --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        ["--model.name", "torchvision/resnet19"],
+        ["--data.kind", "npz", "--data.path", "typo.npz"],
+        ["--data.batch_size", "5000"],
+        ["--goal.kind", "budget", "--goal.bytes", "1"],
+        ["--teacher.run", "nobody"],
+    ],
+)
+def test_force_with_a_mistake_leaves_the_old_run(mistake: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(DIGITS, out, quiet=True)
+    before = content(out)
+    assert main(["train", "--out", str(out), "--force", "--quiet", *mistake]) != 0
+    assert content(out) == before
+
+
+def test_force_replaces_the_old_run(tmp_path: Path) -> None:
+    train(override(DIGITS, {"train.ema": 0.9}), tmp_path, quiet=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    train(override(DIGITS, {"seed": 5}), tmp_path, quiet=True, force=True)
+    train(override(DIGITS, {"seed": 5}), tmp_path / "fresh", quiet=True)
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "fresh" / "model.safetensors").read_bytes()
+    assert not (tmp_path / "model-ema.safetensors").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_does_not_teach_itself(tmp_path: Path) -> None:
+    """It would have to be thrown away and learned from at once."""
+    train(DIGITS, tmp_path, quiet=True)
+    before = content(tmp_path)
+    again = override(DIGITS, {"teacher.run": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"is the folder of this run itself\. Give another one with --out"):
+        train(again, tmp_path, quiet=True, force=True)
+    assert content(tmp_path) == before
+
+
+# -- a run that was killed before its first step -----------------------------------------------------------------------
+
+
+def test_killed_while_it_starts_it_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe is there before data and network are; with a mistake in them it is gone again."""
+
+    def killed(*_: object) -> None:
+        raise SystemExit  # what is not an Exception stands for what no program hears of
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "__init__", killed)
+        with pytest.raises(SystemExit):
+            train(DIGITS, tmp_path / "run", quiet=True)
+    assert main(["train", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
+    train(DIGITS, tmp_path / "whole", quiet=True)
+    assert content(tmp_path / "run")["model.safetensors"] == content(tmp_path / "whole")["model.safetensors"]
+
+
+def test_nothing_to_resume_says_how_to_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(tmp_path / "none")]) != 0
+    assert "Give the folder of one, or begin it without --resume." in capsys.readouterr().err
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def test_other_images_are_another_run(images: Recipe, others: str, tmp_path: Path) -> None:
+    """A finished run is not passed off as theirs. A copy elsewhere is the same run."""
+    result = train(images, tmp_path / "run", quiet=True)
+    with pytest.raises(ValueError, match=r"holds another run, finished: data\.path=.*b\.npz holds other images"):
+        train(override(images, {"data.path": others}), tmp_path / "run", quiet=True)
+    copy = shutil.copy(str(images.data.path), tmp_path / "copy.npz")
+    assert train(override(images, {"data.path": str(copy)}), tmp_path / "run", quiet=True) == result
+
+
+def test_a_run_goes_on_with_its_own_images(
+    images: Recipe, others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(images, tmp_path / "run", monkeypatch)
+    with pytest.raises(ValueError, match=r"cannot go on: data\.path=.*b\.npz holds other images than it was begun"):
+        train(override(images, {"data.path": others}), tmp_path / "run", quiet=True, resume=True)
+    copy = shutil.move(str(images.data.path), tmp_path / "elsewhere.npz")
+    moved = override(images, {"data.path": str(copy)})
+    train(moved, tmp_path / "run", quiet=True, resume=True)
+    train(moved, tmp_path / "whole", quiet=True)
+    assert content(tmp_path / "run")["model.safetensors"] == content(tmp_path / "whole")["model.safetensors"]
+
+
+def test_folders_are_told_apart_by_their_images_names(tmp_path: Path) -> None:
+    """Where they lie does not matter, and nothing is read for it."""
+    one = write_tree(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "two")
+    assert Folder(one).fingerprint == Folder(tmp_path / "two").fingerprint
+    (tmp_path / "two" / "train" / "cat" / "0.png").unlink()
+    assert Folder(one).fingerprint != Folder(tmp_path / "two").fingerprint
+
+
+def test_a_table_keeps_to_its_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that are there are of the data that is given, or it says that they are not."""
+    short = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet", "--only", "dense"]
+    places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    first = write_npz(tmp_path / "first.npz", **arrays(train=128, test=16))
+    second = write_npz(tmp_path / "second.npz", **arrays(train=144, test=16))
+    assert main(["reproduce", "table2", "--data.path", str(first), *places, *short]) == 0
+    assert main(["reproduce", "table2", "--data.path", str(second), *places, *short]) != 0
+    assert "holds other images than it was begun with. Give another folder with --out." in capsys.readouterr().err
+    copy = shutil.copy(first, tmp_path / "copy.npz")
+    assert main(["reproduce", "table2", "--data.path", str(copy), *places, *short]) == 0
+
+
+# -- teachers ----------------------------------------------------------------------------------------------------------
+
+
+def test_another_teacher_of_the_same_name_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights say which one it is, so that its folder may be moved, and another one not put in its place."""
+    teachers = [tmp_path / place / "dense" for place in ("here", "there")]
+    for seed, teacher in enumerate(teachers):
+        train(override(DIGITS, {"goal.kind": "dense", "goal.sparsity": None, "seed": seed}), teacher, quiet=True)
+    taught, other = (override(DIGITS, {"teacher.run": str(teacher)}) for teacher in teachers)
+    result = train(taught, tmp_path / "done", quiet=True)
+    stopped(taught, tmp_path / "half", monkeypatch)
+    with pytest.raises(ValueError, match=r"holds another run, finished: teacher\.run=.*dense holds other weights"):
+        train(other, tmp_path / "done", quiet=True)
+    with pytest.raises(ValueError, match=r"cannot go on: teacher\.run=.*dense holds other weights"):
+        train(other, tmp_path / "half", quiet=True, resume=True)
+    shutil.move(teachers[0], tmp_path / "renamed")
+    moved = override(DIGITS, {"teacher.run": str(tmp_path / "renamed")})
+    assert train(moved, tmp_path / "done", quiet=True) == result
+    train(moved, tmp_path / "half", quiet=True, resume=True)
+    assert content(tmp_path / "half")["model.safetensors"] == content(tmp_path / "done")["model.safetensors"]
+
+
+def test_a_curve_is_not_made_of_other_images(images: Recipe, others: str, tmp_path: Path) -> None:
+    """Its store goes by recipes, which do not say where images lie."""
+    train(images, store.folder(tmp_path / "runs", images), quiet=True)
+    asked = [Point("dense", "", images), Point("dense", "", override(images, {"data.path": others}))]
+    done, blocked = tasks(asked, tmp_path / "runs")
+    assert (done.standing, blocked.standing) == ("done", "blocked")
+    assert "holds another run: data.path=" in blocked.problem
