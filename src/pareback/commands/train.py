@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def _run(options: Namespace) -> int:
         recipe = run_folder.recipe_of(out)
     else:
         recipe = Recipe()
+        given = {"name": _name(given, recipe.name), **given}
     recipe = override(recipe, given)
     if out is None:
         out = Path("runs") / f"{recipe.name}-{recipe.seed}"
@@ -52,6 +54,15 @@ def _run(options: Namespace) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(_summary(result, out))
     return 0
+
+
+def _name(given: Mapping[str, Any], usual: str) -> str:
+    """Return what a run without a recipe is called: after its data, which need not be the digits.
+
+    >>> _name({"data.kind": "npz", "data.path": "data/birds.npz"}, "digits"), _name({"seed": 1}, "digits")
+    ('birds', 'digits')
+    """
+    return Path(given.get("data.path") or "").stem or given.get("data.kind") or usual
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
