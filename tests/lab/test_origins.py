@@ -202,3 +202,16 @@ def test_a_curve_is_not_made_of_other_images(images: Recipe, others: str, tmp_pa
     done, blocked = tasks(asked, tmp_path / "runs")
     assert (done.standing, blocked.standing) == ("done", "blocked")
     assert "holds another run: data.path=" in blocked.problem
+
+
+def test_runs_without_a_recipe_are_called_after_their_data(
+    images: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else two data sets would meet in one folder, under the digits' name."""
+    monkeypatch.chdir(tmp_path)
+    given = ["train", "--data.kind", "npz", "--data.path", str(images.data.path), "--data.batch_size", "16"]
+    short = ["--train.epochs", "1", "--train.device", "cpu", "--quiet"]
+    assert main([*given, *short]) == 0
+    assert capsys.readouterr().out.startswith("a: ")
+    assert main([*given, *short, "--name", "mine", "--seed", "3"]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["a-0", "mine-3"]
