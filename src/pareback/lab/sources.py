@@ -30,6 +30,10 @@ class Source(Protocol):
     def size(self) -> int:
         """Training images."""
 
+    @property
+    def test_size(self) -> int:
+        """Test images."""
+
     def batches(
         self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:

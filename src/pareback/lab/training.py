@@ -285,6 +285,7 @@ class Training:
             "recipe": to_dict(self._recipe),
             "environment": about,
             "classes": len(self._source.classes),
+            "images": {"train": self._source.size, "test": self._source.test_size},
             "shape": list(self._source.shape),
             "complete": True,
         }
