@@ -40,6 +40,7 @@ class InMemory:
         device = torch.device(device)
         self.classes = tuple(classes)
         self.size, self.test_size = len(train_x), len(test_x)
+        self.labels = len(train_y.unique())  # different ones to learn, whatever classes there are
         height, width, channels = train_x.shape[1:]
         self.shape = (channels, height, width)
         self.mean, self.std = channel_statistics(train_x)
