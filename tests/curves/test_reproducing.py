@@ -86,6 +86,7 @@ def test_rows_are_the_papers() -> None:
     mine, papers = (read(RECIPES / f"{name}.yaml") for name in ("curve", "exact-95"))
     assert (mine.optimizer, mine.schedule, mine.data) == (papers.optimizer, papers.schedule, papers.data)
     assert mine.train == replace(papers.train, epochs=40)
+    assert CURVES.epochs == 40
 
 
 def test_dense_equivalents_have_the_parameters_of_the_pruned_network(done: Path) -> None:

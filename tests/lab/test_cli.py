@@ -106,6 +106,14 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["train", "--zzzzzzzz"], "no option '--zzzzzzzz'. See pareback train --help."),
         (["train", "a.yaml", "b.yaml"], "'b.yaml' is one argument too many."),
         (["train", "no.yaml"], "There is no recipe 'no.yaml'."),
+        (["train", "train.epochs=3"], "'train.epochs=3' is not an option. Write --train.epochs 3."),
+        (
+            ["train", "train.compile=true", "train.cuda_graph=true"],
+            "Write --train.compile true --train.cuda_graph true.",
+        ),
+        (["curve", "epoch=3"], "'epoch=3' is not an option. Did you mean --train.epochs 3?"),
+        (["train", "zzzzzzzz=3"], "There is no recipe 'zzzzzzzz=3'."),
+        (["train", "--data.path", "my.npz"], "data.path='my.npz' has no effect with data.kind=digits."),
         (["train", "--optimizer.lr", "fast"], "optimizer.lr='fast' has the wrong type. Write a number."),
         (["train", "--optimizer.lr"], "Argument --optimizer.lr: expected one argument."),
         (["train", "--goal.kind", "buget"], "goal.kind='buget' is not known."),
@@ -125,6 +133,15 @@ def test_wrong_input_is_answered_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     assert message in fails(capsys, 2, *argv)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_may_have_an_equals_sign_in_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a recipe where it is there."""
+    monkeypatch.chdir(tmp_path)
+    Path("seed=1").write_text("sed: 1")
+    assert "seed=1: A recipe has no 'sed'." in fails(capsys, 2, "train", "seed=1")
 
 
 def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

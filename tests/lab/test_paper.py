@@ -83,6 +83,43 @@ def test_tables_say_how_rows_were_made(done: Path) -> None:
     assert str(done) not in "".join(path.read_text() for path in (done / "out").rglob("*.*") if path.suffix != ".png")
 
 
+def test_what_the_title_does_not_promise_stands_under_it(copy: Path) -> None:
+    """Fewer epochs, a thinner network and other data, in the file and on the terminal; nothing else is said there."""
+    data = "128 + 16 images of 4 classes instead of 50,000 + 10,000 images of 100 classes"
+    short = "1 epochs instead of 120, width 1 instead of 8"
+    title, _, caution = (copy / "out" / "table2.md").read_text().splitlines()[:3]
+    assert title == f"# {TABLE2.title}"
+    assert caution == f"**No row is what the title says: {short}, {data}.**"
+    record = read_record(copy / "out" / "rows" / "dense-0.json")
+    assert record.result["images"] == {"train": 128, "test": 16}
+    whole = _whole(record)
+    text = table.as_text(TABLE2, {"dense": [record, whole]})
+    assert text.splitlines()[:3] == [TABLE2.title, f"1 of 2 rows are not what the title says: {short}, {data}.", ""]
+    assert f"Data: {data}." in table.as_markdown(TABLE2, {"dense": [record]})
+    for told in (whole, Record({k: v for k, v in whole.result.items() if k != "images"}, (), ())):
+        assert "what the title says" not in table.as_markdown(TABLE2, {"dense": [told]})
+        assert table.as_text(TABLE2, {"dense": [told]}).splitlines()[:2] == [TABLE2.title, ""]
+
+
+def _whole(record: Record) -> Record:
+    """A record as CIFAR-100 and the whole recipe would leave it."""
+    recipe = record.result["recipe"]
+    changed = {
+        "recipe": {**recipe, "train": {**recipe["train"], "epochs": 120}, "model": {**recipe["model"], "width": 8}},
+        "images": {"train": 50_000, "test": 10_000},
+        "classes": 100,
+    }
+    return Record({**record.result, **changed}, record.metrics, record.histograms)
+
+
+def test_experiments_know_how_long_their_rows_are_trained() -> None:
+    """Forty epochs are not short where forty are the experiment."""
+    for experiment in EXPERIMENTS.values():
+        plan = module.Plan(out=Path("out"), runs=Path("runs"), device="cpu")
+        recipes = [training.recipe for training in module._trainings(experiment, plan)]
+        assert {recipe.train.epochs for recipe in recipes} == {experiment.epochs}
+
+
 def test_plots_draw_one_seed_as_far_as_rows_have_it() -> None:
     """A dense network of seed 0 beside pruned ones of seed 2 would compare two things at once."""
 

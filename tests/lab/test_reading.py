@@ -125,6 +125,8 @@ def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
         ({"name": "a/b"}, "name='a/b' cannot name a folder."),
         ({"train.device": "gpu"}, "train.device='gpu' is not known. Write auto, cpu, cuda or cuda:1."),
         ({"optimizer.kind": "adamw", "optimizer.nesterov": True}, "optimizer.nesterov needs SGD with momentum."),
+        ({"data.workers": -1}, "data.workers=-1 must be at least 0. Write data.workers=4."),
+        ({"schedule.warmup": 31}, "schedule.warmup=31 is longer than train.epochs=30, so that optimizer.lr is never"),
         ({"goal.kind": "budget"}, "goal.kind=budget needs a limit."),
         ({"goal.kind": "fixed"}, "goal.kind=fixed needs a sparsity."),
         ({"goal.sparsity": 0.9}, "goal.sparsity=0.9 has no effect with goal.kind=dense."),

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
-from tiny_images import write_npz, write_tree
+from tiny_images import arrays, write_npz, write_tree
 
 from pareback.lab import cifar, sources
 from pareback.lab.recipe import DataRecipe
@@ -53,6 +54,16 @@ def test_cifar_is_opened_with_the_recipe_s_options(kind: str, monkeypatch: pytes
     monkeypatch.setattr(cifar, "cifar", note)
     open_source(DataRecipe(kind, "somewhere", augment=False, download=True), CPU)  # type: ignore[arg-type]
     assert asked == [kind, "somewhere", CPU, False, True]
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    """Every network would be right; with one name as with labels that use one of several, in files and folders."""
+    one = write_npz(tmp_path / "one.npz", **arrays(classes=1))
+    same = write_npz(tmp_path / "same.npz", train_y=np.full(20, 2))
+    tree = write_tree(tmp_path / "tree", classes=["cat"])
+    for recipe in (DataRecipe("npz", str(one)), DataRecipe("npz", str(same)), DataRecipe("folder", str(tree))):
+        with pytest.raises(ValueError, match=f"All training images of {recipe.path} are of one class"):
+            open_source(replace(recipe, batch_size=4), CPU)
 
 
 def test_steps_are_full_batches() -> None:

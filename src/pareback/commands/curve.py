@@ -12,6 +12,7 @@ from ..lab.arguments import Parser, UsageError, add_recipe_options, changes
 from .command import Command
 
 if TYPE_CHECKING:
+    from ..curves.cluster import Needs
     from ..curves.grid import Grid
     from ..curves.planning import Task
     from ..curves.running import Progress
@@ -49,6 +50,7 @@ def _run(options: Namespace) -> int:
     from ..curves.grid import check_reachable, points
     from ..curves.planning import listing, overview, tasks
 
+    needs = _needs(options)
     base, grid = _base(options), _grid(options)
     wanted = points(base, grid)
     check_reachable(base, grid)
@@ -61,18 +63,45 @@ def _run(options: Namespace) -> int:
         return 0
     # What was cut off comes first: it is nearest to its end.
     left = [task for standing in ("resume", "start") for task in planned if task.standing == standing]
-    failed = _work(left, options) if left else {}
+    failed = _work(left, needs, options) if left else {}
     return _told(planned, failed, options.root)
 
 
+def _needs(options: Namespace) -> Needs:
+    from ..curves.cluster import Needs
+
+    if options.retries < 0:
+        raise UsageError(f"--retries {options.retries} must be at least 0.")
+    return Needs(options.address, options.cpus_per_run, options.gpus_per_run)
+
+
+#: What the grid decides for each run, and the option that says so.
+_THE_GRIDS = {
+    "goal.kind": "--goals exact,fixed-ga",
+    "goal.enforce": "--goals exact,budget",
+    "goal.bound": "--goals fixed-ga,fixed-bs",
+    "goal.cost": "--measure params or --measure flops",
+    "goal.sparsity": "--measure weights --budgets 0.3,0.05",
+    "goal.params": "--budgets 0.3,0.05",
+    "goal.flops": "--measure flops --budgets 0.3,0.05",
+    "goal.bytes": "--budgets 0.3,0.05",
+}
+
+
 def _base(options: Namespace) -> Recipe:
+    from ..lab.effects import check_effects
     from ..lab.reading import override, read
     from ..lab.recipe import Recipe
 
     given = changes(options)
     if "seed" in given:
         raise UsageError(f"A curve has seeds. Write --seeds {given['seed']}, with the comma, or how many of them.")
-    return override(Recipe() if options.recipe is None else read(options.recipe), given)
+    for key, instead in _THE_GRIDS.items():
+        if key in given:
+            raise UsageError(f"--{key} has no effect: a curve sets it for each of its runs. Write {instead}.")
+    base = override(Recipe() if options.recipe is None else read(options.recipe), given)
+    check_effects(base, given, but="goal.")
+    return base
 
 
 def _grid(options: Namespace) -> Grid:
@@ -122,14 +151,11 @@ def _amount(text: str) -> float | int | str:
     return text
 
 
-def _work(left: Sequence[Task], options: Namespace) -> dict[str, str]:
+def _work(left: Sequence[Task], needs: Needs, options: Namespace) -> dict[str, str]:
     """Run what is left, and return what failed with the reason."""
-    from ..curves.cluster import Needs, has_ray
+    from ..curves.cluster import has_ray
     from ..curves.running import Progress
 
-    if options.retries < 0:
-        raise UsageError(f"--retries {options.retries} must be at least 0.")
-    needs = Needs(options.address, options.cpus_per_run, options.gpus_per_run)
     progress = Progress(len(left), options.retries, _say)
     if options.serial or not has_ray():
         _serially(left, progress, options)

@@ -25,6 +25,7 @@ def _options(parser: Parser) -> None:
 
 def _run(options: Namespace) -> int:
     from ..lab import environment, run_folder
+    from ..lab.effects import check_effects
     from ..lab.reading import override, read
     from ..lab.recipe import Recipe
     from ..lab.trainer import train
@@ -46,6 +47,8 @@ def _run(options: Namespace) -> int:
         recipe = Recipe()
         given = {"name": _name(given, recipe.name), **given}
     recipe = override(recipe, given)
+    # A run that is there goes on as it began: a curve's point may hold more than counts for it.
+    check_effects(recipe, given, rest=not resume)
     if out is None:
         out = Path("runs") / f"{recipe.name}-{recipe.seed}"
     if resume:

@@ -35,6 +35,8 @@ class Needs:
         for option, value in (("--cpus-per-run", self.cpus), ("--gpus-per-run", self.gpus)):
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{option} {value:g} must be at least 0.")
+        if self.cpus == 0:
+            raise ValueError("--cpus-per-run 0 leaves a run nothing to work with. Write 0.5 to let two share a CPU.")
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
                 f"--address {self.address} is that of Ray's client. Run this command on a machine of the cluster, with "

@@ -38,6 +38,7 @@ CURVES = Experiment(
     "draws them from `rows/`.",
     tuple(Row("-".join(filter(None, (BASE, method, at))), label) for method, at, label in _ORDER),
     plots=False,  # fifteen rows in a plot of layers say nothing; the page shows them one by one
+    epochs=40,
 )
 
 

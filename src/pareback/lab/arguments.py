@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..wording import did_you_mean
@@ -32,9 +35,22 @@ class Parser(argparse.ArgumentParser):
         options = [word for word in left if word.startswith("-")]
         if options:
             raise UsageError(f"There is no option {options[0].split('=')[0]!r}.{self._nearest(options[0])}")
+        self._refuse_assignments([str(getattr(found, "recipe", None) or ""), *left])
         if left:
             raise UsageError(f"{left[0]!r} is one argument too many. See {self.prog} --help.")
         return found
+
+    def _refuse_assignments(self, words: Sequence[str]) -> None:
+        """Answer ``train.epochs=3``, as messages write a field, with the option, where fields are options."""
+        if not any(action.dest.startswith(_PREFIX) for action in self._actions):
+            return
+        assigned = {word: as_option(word) for word in words if as_option(word) and not Path(word).is_file()}
+        if not assigned:
+            return
+        options = " ".join(assigned.values())
+        sure = all(option.startswith(f"--{word.partition('=')[0]} ") for word, option in assigned.items())
+        instead = f"Write {options}." if sure else f"Did you mean {options}?"
+        raise UsageError(f"{next(iter(assigned))!r} is not an option. {instead}")
 
     def _nearest(self, option: str) -> str:
         names = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
@@ -68,6 +84,20 @@ def add_recipe_options(parser: Parser) -> None:
             help=f"{field.about} (default: {_shown(field.default)})".replace("%", "%%"),
             **switch,
         )
+
+
+def as_option(word: str) -> str:
+    """Return the option for a field that is written as ``key=value``; nothing for any other word.
+
+    >>> as_option("train.epochs=3"), as_option("epoch=3"), as_option("runs/lr=0.1.yaml")
+    ('--train.epochs 3', '--train.epochs 3', '')
+    """
+    key, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[\w.]+", key) or value.endswith((".yaml", ".yml")):
+        return ""
+    known = [field.key for field in entries()]
+    near = key if key in known else nearest(key, known).partition("'")[2].partition("'")[0]
+    return f"--{near} {shlex.quote(value)}" if near else ""
 
 
 def changes(options: argparse.Namespace) -> dict[str, str]:

@@ -15,6 +15,7 @@ _INF = math.inf
 _RANGES: dict[str, tuple[float, bool, float, str]] = {
     "seed": (0, True, 2**63, "0"),
     "data.batch_size": (1, True, _INF, "128"),
+    "data.workers": (0, True, _INF, "4"),
     "goal.min_size": (1, True, _INF, "1000"),
     "optimizer.lr": (0, False, _INF, "0.1"),
     "optimizer.momentum": (0, True, 1, "0.9"),
@@ -45,6 +46,11 @@ def check(recipe: Recipe) -> None:
         raise ValueError(f"name={recipe.name!r} cannot name a folder. Write letters, digits and dashes.")
     if recipe.optimizer.nesterov and (recipe.optimizer.kind != "sgd" or recipe.optimizer.momentum == 0.0):
         raise ValueError("optimizer.nesterov needs SGD with momentum. Write optimizer.kind=sgd, or drop it.")
+    if recipe.schedule.warmup > recipe.train.epochs:
+        raise ValueError(
+            f"schedule.warmup={recipe.schedule.warmup:g} is longer than train.epochs={recipe.train.epochs}, so that "
+            "optimizer.lr is never reached. Write a shorter warmup, or more epochs."
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.train.device):
         raise ValueError(f"train.device={recipe.train.device!r} is not known. Write auto, cpu, cuda or cuda:1.")
     goal_of(recipe.goal)

@@ -8,6 +8,8 @@ from typing import Any
 
 #: What the rows are trained with; others are shortened, and tables say so.
 EPOCHS, WIDTH, PRECISION = 120, 8, "bf16"
+#: CIFAR-100.
+TRAIN_IMAGES, TEST_IMAGES, CLASSES = 50_000, 10_000, 100
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Experiment:
     rows: tuple[Row, ...]
     plots: bool = True
     """Whether layers, convergence and histograms of the rows are drawn beside the table."""
+    epochs: int = EPOCHS
+    """How long its rows are trained."""
 
 
 _DENSE = Row("dense", "dense WRN-16-8", Paper(78.52, 0.0, 11.012))
@@ -137,6 +141,7 @@ TRIALS = Experiment(
         _trial("long-ramp", "the target grows over three quarters", {"goal.ramp": 0.75}),
     ),
     plots=False,
+    epochs=40,
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (TABLE2, STE, EXACT, ONE_CYCLE, TAUGHT, TRIALS)}

@@ -87,7 +87,7 @@ def reproduce(experiment: Experiment, plan: Plan, trainings: Sequence[Training] 
         began = time.monotonic()
     for path in collect(experiment, plan.out):
         print(f"wrote {path}")
-    print(f"\n{experiment.title}\n\n{table.as_text(experiment, _records(experiment, plan.out))}")
+    print(f"\n{table.as_text(experiment, _records(experiment, plan.out))}")
 
 
 def collect(experiment: Experiment, out: Path) -> list[Path]:

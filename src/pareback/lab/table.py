@@ -7,7 +7,8 @@ from statistics import mean
 from typing import Any
 
 from ..report import table
-from .paper import EPOCHS, PRECISION, WIDTH, Experiment, Row
+from ..wording import counted
+from .paper import CLASSES, EPOCHS, PRECISION, TEST_IMAGES, TRAIN_IMAGES, WIDTH, Experiment, Row
 from .record import Record, date
 
 #: Records by the name of their row, each list in the order of seeds.
@@ -25,14 +26,17 @@ _LEGEND = (
 
 
 def as_text(experiment: Experiment, records: Records) -> str:
-    """Return the table as lines for a terminal."""
+    """Return the title and the table as lines for a terminal."""
     header, cells = _columns(experiment, records)
-    return table(header, cells, left=1)
+    caution = _caution(experiment, records)
+    return "\n".join([experiment.title, *([caution] if caution else []), "", table(header, cells, left=1)])
 
 
 def as_markdown(experiment: Experiment, records: Records) -> str:
     """Return the table, what its columns mean, and how each row was made."""
-    parts = [f"# {experiment.title}", experiment.about, _grid(*_columns(experiment, records)), _LEGEND]
+    caution = _caution(experiment, records)
+    parts = [f"# {experiment.title}", *([f"**{caution}**"] if caution else []), experiment.about]
+    parts += [_grid(*_columns(experiment, records)), _LEGEND]
     averages = _averages(experiment, records)
     if averages:
         parts += ["## Over seeds", _grid(["row", "seeds", "mean top-1 %", "least", "most", "to dense"], averages)]
@@ -150,18 +154,46 @@ def _machine(record: Record) -> str:
     return f"`{about['command']}` on {device} ({about['platform']}), {software}"
 
 
-def _note(record: Record) -> str:
-    """Say where a row is not the paper's experiment, and whether it was interrupted."""
+def _caution(experiment: Experiment, records: Records) -> str:
+    """Say under the title where rows are not what it promises; nothing if all are."""
+    there = [record for _, record in _lines(experiment, records) if record is not None]
+    others = [[*_shortened(record, experiment.epochs), *_other_data(record)] for record in there]
+    count = sum(map(bool, others))
+    if not count:
+        return ""
+    which = "No row is" if count == len(there) else f"{count} of {len(there)} rows are not"
+    return f"{which} what the title says: {', '.join(dict.fromkeys(text for other in others for text in other))}."
+
+
+def _shortened(record: Record, epochs: int) -> list[str]:
     recipe, notes = record.result["recipe"], []
-    if recipe["train"]["epochs"] != EPOCHS:
-        notes.append(f"{recipe['train']['epochs']} epochs instead of {EPOCHS}")
+    if recipe["train"]["epochs"] != epochs:
+        notes.append(f"{recipe['train']['epochs']} epochs instead of {epochs}")
     if recipe["model"]["width"] != WIDTH:
         notes.append(f"width {recipe['model']['width']} instead of {WIDTH}")
+    return notes
+
+
+def _other_data(record: Record) -> list[str]:
+    """Say what a row was made from if that is not CIFAR-100, as far as it tells: the first records count no images."""
+    images = record.result.get("images", {"train": TRAIN_IMAGES, "test": TEST_IMAGES})
+    found, wanted = (images["train"], images["test"], record.result["classes"]), (TRAIN_IMAGES, TEST_IMAGES, CLASSES)
+    return [f"{_data(*found)} instead of {_data(*wanted)}"] if found != wanted else []
+
+
+def _data(train: int, test: int, classes: int) -> str:
+    return f"{train:,} + {test:,} images of {counted(classes, 'class', 'classes')}"
+
+
+def _note(record: Record) -> str:
+    """Say where a row is not the paper's experiment, and whether it was interrupted."""
+    recipe, notes = record.result["recipe"], _shortened(record, EPOCHS)
     if recipe["train"]["precision"] != PRECISION:
         notes.append(f"{recipe['train']['precision']} instead of {PRECISION}")
     if record.result["resumed"]:
         notes.append("interrupted and resumed, its seconds summed")
-    return f". Note: {', '.join(notes)}" if notes else ""
+    data = "".join(f". Data: {text}" for text in _other_data(record))
+    return (f". Note: {', '.join(notes)}" if notes else "") + data
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -295,6 +295,7 @@ class Training:
             "origins": self._origins,
             "environment": about,
             "classes": len(self._source.classes),
+            "images": {"train": self._source.size, "test": self._source.test_size},
             "shape": list(self._source.shape),
             "complete": True,
         }
