@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import _early_interrupt
 from ._version import __version__
 from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
 from .commands.command import Command
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.environ.get("PAREBACK_TRACEBACK") == "1":
         return _dispatched(argv)
     try:
+        _early_interrupt.release()
         return _dispatched(argv)
     except SystemExit as leaving:  # --help and --version
         return leaving.code if isinstance(leaving.code, int) else 1

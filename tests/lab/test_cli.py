@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import runpy
+import signal
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pareback
-from pareback import __version__
+from pareback import __version__, _early_interrupt
 from pareback.cli import COMMANDS, main
 from pareback.lab import reading
 from pareback.lab.interrupts import Interrupted
@@ -125,6 +128,48 @@ def test_wrong_input_is_answered_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     assert message in fails(capsys, 2, *argv)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"), [(["-m", "pareback", "runs"], 130), (["pareback", "runs"], 130), (["mine.py"], -signal.SIGINT)]
+)
+def test_an_interrupt_during_the_imports_is_quiet_in_the_command_alone(
+    argv: list[str], code: int, tmp_path: Path
+) -> None:
+    """However the command is started; a program that imports the package gets its KeyboardInterrupt."""
+    (tmp_path / "torch.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    (tmp_path / "pareback").write_text("from pareback.cli import main\nmain()\n")
+    (tmp_path / "mine.py").write_text("import pareback\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(pareback.__file__).parents[1])])
+    # A shell's background jobs ignore Ctrl-C, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run(
+            [sys.executable, *argv],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == code, done.stderr
+    assert (done.stderr == "\nInterrupted.\n") == (code == 130), done.stderr
+
+
+def test_the_command_takes_interrupts_over_from_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "utf8", "-m", "pareback"])
+        _early_interrupt.guard()
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        main(["nonsense"])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
