@@ -117,6 +117,9 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["train", "--resume", "--force"], "Write one of them."),
         (["train", "--resume", "a", "--out", "b"], "--resume a and --out b are two folders."),
         (["train", "--resume", "no-run"], "There is no run in 'no-run' to go on with."),
+        (["train", "--out", ""], "Argument --out: '' is no path."),
+        (["demo", "--out", " "], "Argument --out: ' ' is no path."),
+        (["train", "--seed", "9" * 23], f"seed={'9' * 23} must be at most 9223372036854775807. Write seed=0."),
         (["inspect"], "The following arguments are required: FILE_OR_RUN."),
         (["inspect", "no.safetensors"], "There is no 'no.safetensors'."),
     ],
@@ -235,6 +238,14 @@ def test_the_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: 
     assert main(argv) == 0
     assert (tmp_path / "runs" / "tiny-4" / "result.json").exists()
     assert main([*argv, "--resume"]) == 0
+
+
+def test_the_current_folder_ends_a_sentence_with_one_full_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--out", ".", "--quiet", *QUICK]) == 0
+    assert capsys.readouterr().out.endswith(" Everything is in '.'.\n")
 
 
 def test_a_quiet_training_still_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

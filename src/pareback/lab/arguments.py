@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..wording import did_you_mean
@@ -14,6 +15,13 @@ _PREFIX = "recipe:"
 
 class UsageError(ValueError):
     """A command line that cannot be understood."""
+
+
+def output_path(text: str) -> Path:
+    """Read the path of something to write; an empty one, as an unset variable gives it, would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is no path")
+    return Path(text)
 
 
 class Parser(argparse.ArgumentParser):

@@ -34,6 +34,11 @@ class Field:
         return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else _choices(self.type)
 
     @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types that a value may have."""
+        return tuple(member for member in _members(self.type) if member is not type(None))
+
+    @property
     def optional(self) -> bool:
         """Whether nothing may be written."""
         return type(None) in _members(self.type)
