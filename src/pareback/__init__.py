@@ -6,6 +6,7 @@
 100
 """
 
+from . import _early_interrupt as _early_interrupt  # before everything that takes time
 from ._version import __version__
 from .artifact import BadFile, load, save
 from .flops import FlopCount, count_flops

@@ -1,6 +1,7 @@
 """The command ``pareback``: each subcommand is one entry of COMMANDS, and mistakes are answered in one sentence.
 
-Exit codes: 0 for success, 2 for a command line or recipe that is wrong, 1 for anything that failed, 130 after Ctrl-C.
+Exit codes: 0 for success, 2 for a command line or recipe that is wrong, 1 for anything that failed, 130 after Ctrl-C,
+141 where nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import _early_interrupt
 from ._version import __version__
 from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
 from .commands.command import Command
@@ -30,6 +32,9 @@ COMMANDS: dict[str, Command] = {
 #: What is wrong with the input; everything else that is raised is a failure.
 _WRONG_INPUT = (UsageError, ValueError, TypeError, FileNotFoundError)
 
+#: What a shell says of a command that the closed pipe's signal ended: 128 + 13.
+_UNHEARD = 141
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
@@ -37,18 +42,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.environ.get("PAREBACK_TRACEBACK") == "1":
         return _dispatched(argv)
     try:
-        return _dispatched(argv)
+        _early_interrupt.release()
+        code = _dispatched(argv)
+        print(end="", flush=True)  # here, where a reader who is gone is no failure
+        return code
     except SystemExit as leaving:  # --help and --version
         return leaving.code if isinstance(leaving.code, int) else 1
+    except BrokenPipeError:
+        _drop_unheard_output()
+        return _UNHEARD
     except _WRONG_INPUT as error:
         _complain(error, everywhere=False)
         return 2
     except KeyboardInterrupt as error:
+        _drop_unheard_output()
         print(f"\n{error}" if str(error) else "\nInterrupted.", file=sys.stderr)
         return 128 + int(getattr(error, "number", 2))
     except Exception as error:
         _complain(error, everywhere=True)
         return 1
+
+
+def _drop_unheard_output() -> None:
+    """Throw away what is left for a reader who is gone, as after ``| head -1``: the interpreter would complain."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _dispatched(argv: list[str]) -> int:

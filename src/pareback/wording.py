@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -42,6 +43,15 @@ def counted(number: int, one: str, many: str = "") -> str:
     ('1 layer', '1,200 runs', '2 entries')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def place(path: PurePath) -> str:
+    """Return a path for the end of a sentence, quoted where its own full stop would meet the sentence's.
+
+    >>> place(PurePath("runs")), place(PurePath("."))
+    ('runs', "'.'")
+    """
+    return repr(str(path)) if str(path).endswith(".") else str(path)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -100,3 +100,7 @@ def test_ten_thousand_points_are_planned_in_seconds(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
     assert overview(planned) == "10,000 runs: 9,998 finished already, 2 to begin."
     assert [task.point for task in planned if task.standing == "start"] == wanted[9998:]
+
+
+def test_one_run_is_one_run(tmp_path: Path) -> None:
+    assert overview(tasks([point(0)], tmp_path)) == "1 run: 1 to begin."

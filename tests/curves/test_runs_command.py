@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -106,3 +109,23 @@ def test_a_thousand_runs_are_listed_quickly(tmp_path: Path, capsys: pytest.Captu
     assert time.monotonic() - began < 10
     assert lines[2].split()[2] == "89.99"
     assert lines[-1] == "1,000 runs: 1,000 finished."
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_who_is_gone_is_no_failure(unbuffered: str, tmp_path: Path) -> None:
+    """What ``pareback runs | head -0`` leaves: no complaint, neither by the command nor by the interpreter."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pareback", "runs", str(tmp_path)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

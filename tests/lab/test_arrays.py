@@ -82,6 +82,20 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
         npz(path, CPU)
 
 
+def test_an_array_of_objects_is_named(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", train_y=np.array([*range(19), None], dtype=object))
+    with pytest.raises(ValueError, match="train_y of .* holds Python objects.* dtype='int64'") as caught:
+        npz(path, CPU)
+    assert "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 4), (1, 8, 4), (4, 4, 1), (3, 8, 3), (8, 8, 12)])
+def test_channels_last_are_not_taken_for_channels_first(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    pixels = {key: np.zeros((count, *shape), "uint8") for key, count in (("train_x", 20), ("test_x", 7))}
+    height, width, channels = shape
+    assert npz(write_npz(tmp_path / "a.npz", **pixels), CPU).shape == (channels, height, width)
+
+
 TRAIN_X = arrays()["train_x"]
 
 
@@ -96,12 +110,25 @@ TRAIN_X = arrays()["train_x"]
             {"train_x": TRAIN_X.astype("float32")},
             "train_x of .* must be uint8, 0 to 255, not float32: write train_x.as",
         ),
+        (
+            {"train_x": TRAIN_X / 255},
+            r"must be uint8, 0 to 255, not float64: write \(255 \* train_x\).round\(\).astype\('uint8'\).",
+        ),
+        ({"train_x": TRAIN_X.astype("uint16") * 257}, r"write \(train_x \* \(255 / train_x.max\(\)\)\).round\(\)"),
+        ({"train_x": TRAIN_X / 128 - 1}, "write the pixels as they were before they were normalised."),
+        (
+            {"train_x": TRAIN_X.transpose(0, 3, 1, 2)},
+            r"train_x of .* has its channels first, 20×3×8×8: write train_x.transpose\(0, 2, 3, 1\)",
+        ),
+        ({"test_x": np.zeros((7, 1, 8, 8), "uint8")}, r"test_x of .* has its channels first, 7×1×8×8"),
         ({"train_x": TRAIN_X[..., 0]}, "train_x of .* must have the shape images×height×width×channels.* not 20×8×8."),
         ({"train_x": TRAIN_X[:0], "train_y": np.arange(0)}, "none of them zero, not 0×8×8×3."),
         ({"test_x": TRAIN_X[:7, :5]}, "must hold images of one shape, not 8×8×3 and 5×8×3."),
         ({"train_y": np.arange(20.0)}, "train_y of .* must hold whole numbers, not float64: write train_y.astype"),
         ({"train_y": np.arange(19) % 4}, "train_y of .* must hold one label for each of the 20 images, not 19."),
         ({"train_y": np.zeros((20, 4), int)}, "one label for each of the 20 images, not 20×4."),
+        ({"train_y": np.eye(4)[np.arange(20) % 4]}, r"not 20×4: write train_y.argmax\(1\) if its rows are one-hot."),
+        ({"train_y": np.zeros((20, 1), int)}, "one label for each of the 20 images, not 20×1."),
         ({"train_y": np.arange(20) % 5}, "train_y of .* has the label 4, and with 4 classes labels go from 0 to 3."),
         ({"test_y": np.arange(7) - 1}, "test_y of .* has the label -1, and with 4 classes labels go from 0 to 3."),
         ({"test_y": np.array(0)}, "one label for each of the 7 images, not a single number."),

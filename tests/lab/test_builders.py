@@ -35,6 +35,9 @@ def other(classes, shape, share=1.0):
 def needy():
     return None
 
+def broken(classes, shape, share=1.0):
+    return nn.Linear(classes)
+
 number = 3
 """
 SHAPE = (1, 8, 8)
@@ -106,6 +109,10 @@ def test_it_is_trained_like_any_other(here: Path) -> None:
         ("needs_of_a_user:build", "needs_of_a_user needs the package 'a_package_that_is_not_there'."),
         ("fault_of_a_user:build", "cannot be imported: ZeroDivisionError: division by zero"),
         ("nets_of_a_user:needy", "nets_of_a_user:needy cannot be called: too many positional arguments. Write build"),
+        (
+            "nets_of_a_user:broken",
+            "nets_of_a_user:broken failed at line 22 of .*nets_of_a_user.py: TypeError: .*out_features",
+        ),
         ("nets_of_a_user:other", "is no classifier: it does not give one number for each of 10 classes"),
     ],
 )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import runpy
+import signal
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pareback
-from pareback import __version__
+from pareback import __version__, _early_interrupt
 from pareback.cli import COMMANDS, main
 from pareback.lab import reading
 from pareback.lab.interrupts import Interrupted
@@ -122,6 +125,9 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["train", "--resume", "--force"], "Write one of them."),
         (["train", "--resume", "a", "--out", "b"], "--resume a and --out b are two folders."),
         (["train", "--resume", "no-run"], "There is no run in 'no-run' to go on with."),
+        (["train", "--out", ""], "Argument --out: '' is no path."),
+        (["demo", "--out", " "], "Argument --out: ' ' is no path."),
+        (["train", "--seed", "9" * 23], f"seed={'9' * 23} must be at most 9223372036854775807. Write seed=0."),
         (["inspect"], "The following arguments are required: FILE_OR_RUN."),
         (["inspect", "no.safetensors"], "There is no 'no.safetensors'."),
     ],
@@ -142,6 +148,48 @@ def test_a_file_may_have_an_equals_sign_in_its_name(
     monkeypatch.chdir(tmp_path)
     Path("seed=1").write_text("sed: 1")
     assert "seed=1: A recipe has no 'sed'." in fails(capsys, 2, "train", "seed=1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"), [(["-m", "pareback", "runs"], 130), (["pareback", "runs"], 130), (["mine.py"], -signal.SIGINT)]
+)
+def test_an_interrupt_during_the_imports_is_quiet_in_the_command_alone(
+    argv: list[str], code: int, tmp_path: Path
+) -> None:
+    """However the command is started; a program that imports the package gets its KeyboardInterrupt."""
+    (tmp_path / "torch.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    (tmp_path / "pareback").write_text("from pareback.cli import main\nmain()\n")
+    (tmp_path / "mine.py").write_text("import pareback\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(pareback.__file__).parents[1])])
+    # A shell's background jobs ignore Ctrl-C, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run(
+            [sys.executable, *argv],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == code, done.stderr
+    assert (done.stderr == "\nInterrupted.\n") == (code == 130), done.stderr
+
+
+def test_the_command_takes_interrupts_over_from_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "utf8", "-m", "pareback"])
+        _early_interrupt.guard()
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        main(["nonsense"])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +255,14 @@ def test_the_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: 
     assert main(argv) == 0
     assert (tmp_path / "runs" / "tiny-4" / "result.json").exists()
     assert main([*argv, "--resume"]) == 0
+
+
+def test_the_current_folder_ends_a_sentence_with_one_full_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--out", ".", "--quiet", *QUICK]) == 0
+    assert capsys.readouterr().out.endswith(" Everything is in '.'.\n")
 
 
 def test_a_quiet_training_still_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

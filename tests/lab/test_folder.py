@@ -150,6 +150,31 @@ def test_classes_must_be_the_same_in_both(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_hidden_folders_and_files_are_ignored(tmp_path: Path) -> None:
+    """What notebooks, trash cans and file managers leave behind is neither a class nor an image."""
+    write_tree(tmp_path)
+    (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
+    left = tmp_path / "train" / "cat" / ".ipynb_checkpoints"
+    left.mkdir()
+    (left / "0-checkpoint.png").write_bytes(b"")
+    (tmp_path / "val" / "dog" / "._0.png").write_bytes(b"")
+    source = opened(tmp_path)
+    assert (source.classes, source.size, source.test_size) == (("cat", "dog"), 12, 6)
+
+
+@pytest.mark.filterwarnings("ignore::coverage.exceptions.CoverageWarning")
+def test_a_broken_image_is_one_sentence_whoever_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_processors", lambda: 2)
+    (write_tree(tmp_path) / "train" / "cat" / "1.png").write_bytes(b"no image")
+    said = []
+    for workers in (0, 2):
+        with pytest.raises(ValueError, match="replace or remove it") as caught:
+            joined(opened(tmp_path, workers).batches(0, batch=4, seed=0))
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "\n" not in said[0]
+
+
 def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     path = write_tree(tmp_path) / "val" / "cat" / "1.png"
     path.write_bytes(path.read_bytes()[:200])

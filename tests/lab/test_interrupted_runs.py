@@ -323,3 +323,21 @@ def test_the_command_killed_and_interrupted(tmp_path: Path) -> None:
     assert written(out) == written(tmp_path / "whole")
     assert epochs(out) == list(range(1, 81))
     assert result_of(out)["resumed"] == 2
+
+
+def test_a_reader_who_is_gone_ends_the_run_quietly(tmp_path: Path, whole: list[bytes]) -> None:
+    """As in ``pareback train ... | head -1``: the epoch is saved, and going on ends with the same bits."""
+    (tmp_path / "recipe.yaml").write_text(to_yaml(RECIPE))
+    command = [sys.executable, "-m", "pareback", "train", "recipe.yaml", "--out", "run"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(timeout=120) == 141
+    assert re.fullmatch(r"\nStopped; saved after step \d+ of 20. Go on with: pareback train --resume run\n", said)
+    train(RECIPE, tmp_path / "run", resume=True, quiet=True)
+    assert written(tmp_path / "run") == whole

@@ -97,6 +97,14 @@ def test_text_becomes_the_fields_type(key: str, text: str, value: object) -> Non
         ("goal:\n  kind:\n    deep: 1\n", ValueError, "no section 'goal.kind'."),
         ("- a\n- b\n", TypeError, "holds list, not keys and values."),
         ("goal: [unclosed\n", ValueError, "is not YAML at line 2, column 1."),
+        ("seed: 1\nname: a\nseed: 2\n", ValueError, "has the key 'seed' twice, at lines 1 and 3. Keep one of them."),
+        ("goal:\n  kind: fixed\n  kind: budget\n", ValueError, "has the key 'goal.kind' twice, at lines 2 and 3."),
+        ("goal: {kind: fixed}\ngoal: {sparsity: 0.9}\n", ValueError, "has the key 'goal' twice, at lines 1 and 2."),
+        ("goal:\n\tkind: fixed\n", ValueError, "is not YAML at line 2, column 1. There is a tab: indent with spaces."),
+        ("goal:\n  kind: fixed\n \tsparsity: 0.9\n", ValueError, "There is a tab: indent with spaces."),
+        ("name: !mine a\n", ValueError, "has the tag '!mine' at line 1, column 7, and a recipe holds plain values"),
+        ("name: !!python/name:os.system a\n", ValueError, "has the tag 'tag:yaml.org,2002:python/name:os.system'"),
+        ("goal: &a {kind: *a}\n", ValueError, "no section 'goal.kind'."),
     ],
 )
 def test_mistakes_in_yaml_are_named(tmp_path: Path, text: str, error: type[Exception], message: str) -> None:

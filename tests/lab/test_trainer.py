@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -368,6 +372,80 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path: Path, monke
     with pytest.raises(RuntimeError, match="checkpoint.pt' could not be written: No space left on device."):
         train(TINY, tmp_path, quiet=True)
     assert not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("plainly", [True, False])
+def test_a_full_disk_is_named_and_the_last_good_checkpoint_kept(
+    plainly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the system's error comes through, or torch's own in its place."""
+    save, calls = torch.save, []
+
+    def full(state: Any, file: Any) -> None:
+        calls.append(state)
+        if len(calls) == 1:
+            return save(state, file)
+        file.write(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device") if plainly else RuntimeError("unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(
+        files.DiskFullError,
+        match="The disk is full: '.*checkpoint.pt' could not be written. Make room, then go on from the last good "
+        "checkpoint with: pareback train --resume",
+    ):
+        train(TINY, tmp_path, quiet=True)
+    assert not list(tmp_path.glob("*.tmp"))
+    monkeypatch.undo()
+    assert train(TINY, tmp_path, resume=True, quiet=True)["resumed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("environment.json", "Make room, then begin again."),
+        ("model.safetensors", "Make room, then go on from the last good checkpoint with: pareback train --resume"),
+    ],
+)
+def test_any_file_that_a_full_disk_refuses_is_named(
+    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        if any(tmp_path.glob(f"{name}.tmp")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(files.DiskFullError, match=f"'.*{name}' could not be written. {advice}"):
+        train(TINY, tmp_path, quiet=True)
+
+
+def test_a_full_disk_refuses_the_lock_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(files.DiskFullError, match=".lock' could not be written"):
+        train(TINY, tmp_path, quiet=True)
+    monkeypatch.undo()
+    assert train(TINY, tmp_path, quiet=True)["complete"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file' is a file. Give a folder"):
+        train(TINY, tmp_path / "file" / "run", quiet=True)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "x")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    says = "The folder '.*run' cannot be made or written to: Permission denied. Give another one with --out."
+    with pytest.raises(OSError, match=says):
+        train(TINY, tmp_path / "run", quiet=True)
 
 
 def test_one_process_at_a_time_in_a_folder(tmp_path: Path) -> None:

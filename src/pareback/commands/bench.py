@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser, UsageError
+from ..lab.arguments import Parser, UsageError, output_path
 from .command import Command
 
 
@@ -25,7 +25,7 @@ def _options(parser: Parser) -> None:
     add("--runtimes", metavar="A,B", help="of eager, compile, onnxruntime, openvino, int8, int8-dynamic and engine")
     add("--seconds", type=float, metavar="N", help="begin no further batch size N seconds after the start")
     add("--json", action="store_true", help="print everything as JSON")
-    add("--out", type=Path, metavar="FILE", help="also write everything as JSON here")
+    add("--out", type=output_path, metavar="FILE", help="also write everything as JSON here")
 
 
 def _run(options: Namespace) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser
+from ..lab.arguments import Parser, output_path
 from .command import Command
 
 
 def _options(parser: Parser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="where runs and pictures go (%(default)s)"
+        "--out",
+        type=output_path,
+        default=Path("runs/demo"),
+        metavar="DIR",
+        help="where runs and pictures go (%(default)s)",
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser
+from ..lab.arguments import Parser, output_path
 from .command import Command
 
 
 def _options(parser: Parser) -> None:
     parser.add_argument("source", type=Path, metavar="RUN_OR_FILE", help="a run's folder or a file of weights")
     parser.add_argument("--format", default="pare", metavar="FORMAT", help="pare, safetensors or onnx (%(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write (beside the source by default)")
+    parser.add_argument(
+        "--out", type=output_path, metavar="FILE", help="the file to write (beside the source by default)"
+    )
     parser.add_argument("--values", metavar="TYPE", help="keep a .pare file's values as float16 or bfloat16")
 
 

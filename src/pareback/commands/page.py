@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from ..lab.arguments import Parser, UsageError
+from ..lab.arguments import Parser, UsageError, output_path
 from ..wording import counted
 from .command import Command
 
@@ -14,7 +14,7 @@ from .command import Command
 def _options(parser: Parser) -> None:
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path("runs"), metavar="RUNS", help="the folder of runs (%(default)s)")
-    add("-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (%(default)s)")
+    add("-o", "--out", type=output_path, default=Path("report.html"), metavar="FILE", help="the page (%(default)s)")
     add("--title", metavar="TEXT", help="the page's heading (by default the task)")
     add(
         "--references",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser, UsageError
+from ..lab.arguments import Parser, UsageError, output_path
 from ..wording import did_you_mean
 from .command import Command
 
@@ -14,8 +14,16 @@ def _options(parser: Parser) -> None:
     add = parser.add_argument
     add("experiment", metavar="EXPERIMENT", help="table2, ste, exact, one-cycle, taught, trials or curves")
     add("--data.path", dest="data", metavar="FILE", help="the .npz file of CIFAR-100")
-    add("--out", type=Path, default=Path("results/paper"), metavar="DIR", help="tables, plots, rows/ (%(default)s)")
-    add("--runs", type=Path, default=Path("runs/paper"), metavar="DIR", help="folders with weights (%(default)s)")
+    add(
+        "--out",
+        type=output_path,
+        default=Path("results/paper"),
+        metavar="DIR",
+        help="tables, plots, rows/ (%(default)s)",
+    )
+    add(
+        "--runs", type=output_path, default=Path("runs/paper"), metavar="DIR", help="folders with weights (%(default)s)"
+    )
     add("--recipes", type=Path, metavar="DIR", help="the rows' recipes (recipes/paper, here or of the checkout)")
     add("--only", metavar="A,B", help="these rows alone, in this order")
     add("--seeds", default="0", metavar="N,M", help="train every row with each of these seeds (%(default)s)")

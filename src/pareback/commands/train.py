@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..lab.arguments import Parser, UsageError, add_recipe_options, changes
+from ..lab.arguments import Parser, UsageError, add_recipe_options, changes, output_path
+from ..wording import place
 from .command import Command
 
 
 def _options(parser: Parser) -> None:
     parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="the recipe; digits without one")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME-SEED)")
+    parser.add_argument("--out", type=output_path, metavar="DIR", help="the run's folder (default: runs/NAME-SEED)")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, --out or the default folder"
     )
@@ -72,7 +73,8 @@ def _summary(result: dict[str, Any], out: Path) -> str:
     kept = f"{result['nonzeros']:,} of {result['parameters']:,} parameters non-zero"
     pruned = f", pruned tensors {100 * result['sparsity']:.3f} % sparse" if result["pruned_weights"] else ""
     seconds = f"{result['seconds']['total']:.1f} s"
-    return f"{result['name']}: {result['accuracy']:.2f} % accuracy, {kept}{pruned}, {seconds}. Everything is in {out}."
+    came = f"{result['name']}: {result['accuracy']:.2f} % accuracy, {kept}{pruned}, {seconds}."
+    return f"{came} Everything is in {place(out)}."
 
 
 COMMAND = Command(

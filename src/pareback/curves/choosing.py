@@ -6,12 +6,12 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from ..lab.reading import entries, nearest
-from ..wording import did_you_mean
+from ..lab.reading import Field, entries, nearest
+from ..wording import did_you_mean, one_of
 from .exactness import off_target
-from .store import StoredRun
+from .store import State, StoredRun
 
 #: What can be asked of a run beside the fields of its recipe.
 FIGURES = (
@@ -76,7 +76,40 @@ def condition(text: str) -> Condition:
     if match is None:
         raise ValueError(f"{text!r} is no condition. Write --where goal.kind=budget or --where 'accuracy>95'.")
     check_key(match[1])
-    return Condition(match[1], match[2], match[3])
+    found = Condition(match[1], match[2], match[3])
+    _check_value(found)
+    return found
+
+
+def _check_value(asked: Condition) -> None:
+    """Raise ValueError for what no run can meet: a number compared with a word, or words put in order."""
+    if _number(asked.value) is not None:
+        return
+    if asked.sign not in ("=", "!="):
+        raise ValueError(
+            f"{asked.key}{asked.sign}{asked.value} compares with {asked.value!r}, which is no number. Write --where "
+            "'accuracy>95'."
+        )
+    if _is_number(asked.key) and asked.value.lower() != "none":
+        raise ValueError(f"{asked.key} is a number, and {asked.value!r} is none. Write --where 'accuracy>95'.")
+    choices = _choices(asked.key)
+    if choices and asked.value.lower() != "none":
+        one_of(asked.key, asked.value, choices)
+
+
+def _is_number(key: str) -> bool:
+    if key in FIGURES:
+        return key != "state"
+    kinds = _fields()[key].kinds
+    return all(kind in (int, float) for kind in kinds)
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    return get_args(State) if key == "state" else () if key in FIGURES else _fields()[key].choices
+
+
+def _fields() -> dict[str, Field]:
+    return {field.key: field for field in entries()}
 
 
 def check_key(name: str) -> None:

@@ -13,6 +13,7 @@ from ..lab.checks import check
 from ..lab.origins import changed_since
 from ..lab.reading import to_dict
 from ..report import table
+from ..wording import counted
 from . import store
 from .grid import Point
 
@@ -52,7 +53,7 @@ def overview(planned: Sequence[Task]) -> str:
     words = {"done": "finished already", "resume": "to go on with", "start": "to begin", "blocked": "blocked"}
     counts: Counter[str] = Counter(task.standing for task in planned)
     parts = [f"{counts[standing]:,} {text}" for standing, text in words.items() if counts[standing]]
-    return f"{len(planned):,} runs: {', '.join(parts) or 'nothing to do'}."
+    return f"{counted(len(planned), 'run')}: {', '.join(parts) or 'nothing to do'}."
 
 
 def listing(planned: Sequence[Task]) -> str:

@@ -19,6 +19,13 @@ class UsageError(ValueError):
     """A command line that cannot be understood."""
 
 
+def output_path(text: str) -> Path:
+    """Read the path of something to write; an empty one, as an unset variable gives it, would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is no path")
+    return Path(text)
+
+
 class Parser(argparse.ArgumentParser):
     """Answers mistakes with one sentence and the nearest right word instead of the whole usage."""
 

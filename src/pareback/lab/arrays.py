@@ -13,6 +13,8 @@ from .in_memory import InMemory
 from .optional import optional
 
 KEYS = ("train_x", "train_y", "test_x", "test_y", "classes")
+#: How many channels images have: grey, colours, colours and opacity.
+_CHANNELS = (1, 3, 4)
 
 
 def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemory:
@@ -45,7 +47,9 @@ def _read(path: Path) -> dict[str, Any]:
         # A pickle could run any code, so none is read. numpy leaves a damaged file open that it opened itself.
         with path.open("rb") as raw, numpy.load(raw, allow_pickle=False) as file:
             missing = [key for key in KEYS if key not in file]
-            arrays = {} if missing else {key: file[key] for key in KEYS}
+            arrays = {} if missing else {key: _array(file, key, path) for key in KEYS}
+    except _ObjectsError:
+        raise
     except Exception as error:  # damaged files make numpy and zipfile raise nearly anything
         raise ValueError(
             f"{path} is damaged, cut off or no .npz file of plain arrays: write it again with numpy.savez."
@@ -53,6 +57,23 @@ def _read(path: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} lacks {listed(missing)}: an .npz of images holds {listed(KEYS)}.")
     return arrays
+
+
+class _ObjectsError(ValueError):
+    """An array that only a pickle can hold."""
+
+
+def _array(file: Any, key: str, path: Path) -> Any:
+    try:
+        return file[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        kind = "str" if key == "classes" else "uint8" if key.endswith("x") else "int64"
+        raise _ObjectsError(
+            f"{key} of {path} holds Python objects, and it is no .npz file of plain arrays: write "
+            f"numpy.array({key}.tolist(), dtype='{kind}')."
+        ) from error
 
 
 def _classes(names: Any, path: Path) -> tuple[str, ...]:
@@ -65,15 +86,41 @@ def _classes(names: Any, path: Path) -> tuple[str, ...]:
 
 def _check_images(images: Any, key: str, path: Path) -> None:
     if images.dtype != "uint8":
-        raise ValueError(f"{key} of {path} must be uint8, 0 to 255, not {images.dtype}: write {key}.astype('uint8').")
+        raise ValueError(
+            f"{key} of {path} must be uint8, 0 to 255, not {images.dtype}: write {_as_bytes(images, key)}."
+        )
     if images.ndim != 4 or 0 in images.shape:
         raise ValueError(
             f"{key} of {path} must have the shape images×height×width×channels, none of them zero, "
             f"not {_by(images.shape)}."
         )
+    channels, last = images.shape[1], images.shape[3]
+    if channels in _CHANNELS and last > max(_CHANNELS):
+        raise ValueError(
+            f"{key} of {path} has its channels first, {_by(images.shape)}: write {key}.transpose(0, 2, 3, 1), which is "
+            "images×height×width×channels."
+        )
+
+
+def _as_bytes(images: Any, key: str) -> str:
+    """Return the expression that makes bytes of pixels in another type."""
+    if images.size == 0 or images.dtype.kind not in "biuf":
+        return f"{key}.astype('uint8')"
+    if images.min() < 0:
+        return "the pixels as they were before they were normalised"
+    if images.dtype.kind in "bf" and images.max() <= 1:
+        return f"(255 * {key}).round().astype('uint8')"
+    if images.max() > 255:
+        return f"({key} * (255 / {key}.max())).round().astype('uint8')"
+    return f"{key}.astype('uint8')"
 
 
 def _check_labels(labels: Any, key: str, images: int, classes: int, path: Path) -> None:
+    if labels.ndim == 2 and len(labels) == images and labels.shape[1] > 1:
+        raise ValueError(
+            f"{key} of {path} must hold one label for each of the {images} images, not {_by(labels.shape)}: write "
+            f"{key}.argmax(1) if its rows are one-hot."
+        )
     if labels.dtype.kind not in "iu":
         raise ValueError(f"{key} of {path} must hold whole numbers, not {labels.dtype}: write {key}.astype('int64').")
     if labels.shape != (images,):

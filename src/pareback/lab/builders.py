@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +30,20 @@ def built(name: str, classes: int, shape: tuple[int, int, int], share: float = 1
     function = _function(name)
     options: dict[str, Any] = {} if share == 1.0 else {"share": share}
     _check_takes(function, name, (classes, shape), options)
-    model = function(classes, shape, **options)
+    try:
+        model = function(classes, shape, **options)
+    except Exception as error:  # whatever a stranger's function raises
+        raise ValueError(f"{name} failed{_where(error, function)}: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module.")
     return model
+
+
+def _where(error: Exception, function: Callable[..., Any]) -> str:
+    """Return the last line of the function's own file that an error came through, or else where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one called the function
+    own = [frame for frame in frames if frame.filename == getattr(inspect.getmodule(function), "__file__", None)]
+    return "".join(f" at line {frame.lineno} of {frame.filename}" for frame in (own or frames)[-1:])
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -44,6 +44,8 @@ class Checkpoints:
             self._writer = None
         if self._error is not None:
             error, self._error = self._error, None
+            if isinstance(error, files.DiskFullError):
+                raise error
             raise RuntimeError(f"The checkpoint {str(self.path)!r} could not be written: {error}.") from error
 
     def _write(self, state: dict[str, Any], copied: torch.cuda.Event | None) -> None:

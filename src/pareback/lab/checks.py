@@ -39,6 +39,8 @@ def check(recipe: Recipe) -> None:
     for key, (least, included, most, example) in _RANGES.items():
         value = _at(recipe, key)
         if value is not None and not ((value >= least if included else value > least) and value < most):
+            if value >= most > 2**62:
+                raise ValueError(f"{key}={value!r} must be at most {int(most) - 1}. Write {key}={example}.")
             low = f"at least {least:g}" if included else f"above {least:g}"
             high = f" and below {most:g}" if most < 2**62 else " and finite" if isinstance(value, float) else ""
             raise ValueError(f"{key}={value!r} must be {low}{high}. Write {key}={example}.")

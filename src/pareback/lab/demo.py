@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..report import table
+from ..wording import place
 from . import plot_convergence, plot_histograms, plot_layers
 from .recipe import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
 from .record import Record, read_record
@@ -66,7 +67,7 @@ def demo(out: Path, networks: Mapping[str, Recipe] = NETWORKS) -> None:
     print(f"\n{summary(groups)}\n")
     print("bytes: four per non-zero weight and a bit for each weight of pruned tensors; what else there is, dense.")
     print("pictures:", *pictures, sep="\n  ")
-    print(f"Everything is in {out}. It took {time.monotonic() - began:.0f} s.")
+    print(f"Everything is in {place(out)}. It took {time.monotonic() - began:.0f} s.")
 
 
 def summary(groups: Mapping[str, Sequence[Record]]) -> str:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+#: Fewer free bytes than this explain a failure that does not say its reason.
+_SCARCE = 1 << 20
+
+
+class DiskFullError(OSError):
+    """A file for which there was no room. Its message names the file."""
+
+
+@contextmanager
+def noticing_full_disk(path: Path) -> Iterator[None]:
+    """Raise :class:`DiskFullError` where writing to ``path`` fails for want of room."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, DiskFullError) or not _is_of_full_disk(error, path.parent):
+            raise
+        raise DiskFullError(f"The disk is full: {str(path)!r} could not be written.") from error
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Let ``fill`` write a file under a temporary name, bring it to the disk, and rename it."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        fill(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with noticing_full_disk(path), open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     _sync_folder(path.parent)
 
 
@@ -42,6 +68,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_of_full_disk(error: BaseException, folder: Path) -> bool:
+    """Whether an error, or what it came of, is a want of room; torch.save does not always say what it came of."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < _SCARCE
 
 
 def _sync_folder(path: Path) -> None:

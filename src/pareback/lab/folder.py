@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..wording import listed
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
@@ -73,20 +74,38 @@ class Folder:
         return self._load(_Images(self._test, self.shape[1], None), [list(share) for share in shares])
 
     def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        loader: DataLoader[tuple[Tensor, int]] = DataLoader(
+        loader: DataLoader[_Item] = DataLoader(
             images,
             batch_sampler=batches,
+            collate_fn=_collated,
             num_workers=self._workers if batches else 0,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else it draws from the training's own
         )
         # Bytes travel between processes and to the device, floats are made there.
-        for x, y in loader:
+        for found in loader:
+            if isinstance(found, _Unreadable):
+                raise ValueError(found.sentence)
+            x, y = found
             x, y = x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True)
             yield x.float().sub_(self._mean).div_(self._std), y
 
 
-class _Images(Dataset[tuple[Tensor, int]]):
+@dataclass(frozen=True)
+class _Unreadable:
+    """An image that cannot be read. What a reading process raises comes back with its traceback, this as it is."""
+
+    sentence: str
+
+
+_Item = tuple[Tensor, int] | _Unreadable
+
+
+def _collated(items: list[_Item]) -> Any:
+    return next((item for item in items if isinstance(item, _Unreadable)), None) or default_collate(items)
+
+
+class _Images(Dataset[_Item]):
     """Reads single images, cropped at random from a seed of each image's own, or at the centre without one."""
 
     def __init__(self, samples: list[Sample], side: int, seed: int | None) -> None:
@@ -99,9 +118,11 @@ class _Images(Dataset[tuple[Tensor, int]]):
         self._samples, self._seed = samples, seed
         self._crop: Any = transforms.Compose([*steps, transforms.PILToTensor()])
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> _Item:
         path, label = self._samples[index]
         image = _read(path)
+        if isinstance(image, _Unreadable):
+            return image
         if self._seed is None:
             return self._crop(image), label
         # The transforms draw from torch's own generator, which is put back as it was.
@@ -120,25 +141,38 @@ def _read(path: str) -> Any:
         with pillow.open(path) as image:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as an image ({error}): replace or remove it.") from error
+        return _Unreadable(f"{path} cannot be read as an image ({error}): replace or remove it.")
 
 
 def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:
     """Return the names of the classes and every image's path and class."""
-    classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+    classes = sorted(entry.name for entry in path.iterdir() if _is_class(entry)) if path.is_dir() else []
     if not classes:
         raise FileNotFoundError(
             f"There is no folder {path} with one folder per class in it: write data.path as the folder that holds "
             "train/ and val/."
         )
-    images = optional("torchvision.datasets").ImageFolder(str(path), allow_empty=True)
-    filled = set(images.targets)
+    torchvision = optional("torchvision.datasets.folder")
+    numbers = {name: number for number, name in enumerate(classes)}
+    root, kinds = str(path), torchvision.IMG_EXTENSIONS
+    found = torchvision.make_dataset(root, numbers, extensions=kinds, allow_empty=True)
+    samples = [sample for sample in found if not _is_hidden(sample[0], root)]
+    filled = {label for _, label in samples}
     empty = [name for number, name in enumerate(classes) if number not in filled]
     if empty:
         raise ValueError(
             f"{path} has no image for {listed(empty)}: fill or remove these folders in train/ and in val/."
         )
-    return tuple(classes), images.samples
+    return tuple(classes), samples
+
+
+def _is_class(entry: Path) -> bool:
+    return entry.is_dir() and not entry.name.startswith(".")
+
+
+def _is_hidden(path: str, root: str) -> bool:
+    """Whether a file below ``root`` is one that notebooks or file managers left there, as in .ipynb_checkpoints."""
+    return f"{os.sep}." in path[len(root) :]
 
 
 def _check_same_classes(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> None:

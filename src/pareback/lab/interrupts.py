@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+#: The number of SIGPIPE, which Windows lacks.
+PIPE = 13
+
 
 class Interrupted(KeyboardInterrupt):
     """A training that was asked to stop, and stopped. Its message says how to go on."""

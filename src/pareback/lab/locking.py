@@ -32,7 +32,12 @@ class FolderLock:
                 handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
             except FileNotFoundError:  # another process has just given the folder up
                 continue
-            if self._locks(handle, until):
+            try:
+                locked = self._locks(handle, until)
+            except BaseException:
+                os.close(handle)
+                raise
+            if locked:
                 self._handle = handle
             else:
                 os.close(handle)
@@ -53,7 +58,6 @@ class FolderLock:
             if holder.isdigit() and not _lives(int(holder)) and time.monotonic() < until:
                 time.sleep(0.1)
                 return False
-            os.close(handle)
             raise RuntimeError(
                 f"Another process ({holder or 'just started'}) is training in {str(self.file.parent)!r}. Wait for it, "
                 "or give another --out."

@@ -13,6 +13,10 @@ from .tally import Sums
 _MINUTE = 60.0
 
 
+class UnheardError(Exception):
+    """Nobody reads what is shown any more, as after ``| head -1``."""
+
+
 class Progress(Protocol):
     """Hears of the training as it goes."""
 
@@ -61,7 +65,10 @@ class Plain(Silent):
 
     def say(self, text: str) -> None:
         """Print it."""
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError as error:
+            raise UnheardError("Nobody reads the output any more.") from error
         self._said = time.monotonic()
 
     def step(self, epoch: int, sums: Sums, speed: float, left: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..wording import did_you_mean, listed
 from .optional import optional
 from .recipe import Recipe
+from .yaml_text import parsed
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Field:
     def choices(self) -> tuple[str, ...]:
         """The words that may be written, where only some may."""
         return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else _choices(self.type)
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types that a value may have."""
+        return tuple(member for member in _members(self.type) if member is not type(None))
 
     @property
     def optional(self) -> bool:
@@ -89,15 +95,13 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def read(path: Path) -> Recipe:
     """Read a recipe from a YAML file."""
-    yaml = optional("yaml")
     if not path.is_file():
         raise FileNotFoundError(f"There is no recipe {str(path)!r}. Give the path of a YAML file.")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        place = getattr(error, "problem_mark", None)
-        at = "" if place is None else f" at line {place.line + 1}, column {place.column + 1}"
-        raise ValueError(f"{str(path)!r} is not YAML{at}. Write 'key: value' lines.") from error
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is not YAML. Write 'key: value' lines.") from error
+    content = parsed(text, repr(str(path)))
     try:
         return from_dict({} if content is None else content, f"{str(path)!r}")
     except (ValueError, TypeError) as error:

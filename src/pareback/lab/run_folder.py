@@ -45,9 +45,19 @@ class RunFolder:
         self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
 
     def __enter__(self) -> RunFolder:
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{str(self.path)!r} is a file. Give a folder with --out.")
-        self._lock.take()
+        file = next((each for each in (self.path, *self.path.parents) if each.exists() and not each.is_dir()), None)
+        if file is not None:
+            raise ValueError(f"{str(file)!r} is a file. Give a folder with --out.")
+        try:
+            with files.noticing_full_disk(self._lock.file):
+                self._lock.take()
+        except OSError as error:
+            if error.errno is None:  # it is a sentence already
+                raise
+            raise OSError(
+                f"The folder {str(self.path)!r} cannot be made or written to: {error.strerror}. Give another one with "
+                "--out."
+            ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +127,7 @@ class RunFolder:
 
     def append(self, row: dict[str, Any]) -> None:
         """Write an epoch's metrics."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with files.noticing_full_disk(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(files.plain(row)) + "\n")
 
 

@@ -6,13 +6,13 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from . import checkpoints, settings
+from . import checkpoints, files, settings
 from .checks import check, check_machine
 from .clock import Clock
 from .distributed import Team, team
 from .origins import changed_since
 from .recipe import Recipe
-from .run_folder import RunFolder, Standing, result_of
+from .run_folder import RunFolder, Standing, result_of, resume_command
 from .training import Training
 
 
@@ -47,7 +47,10 @@ def train(
             folder.clear()
         if standing == "unfinished" and folder.checkpoint.exists():
             training.load(checkpoints.load(folder.checkpoint))
-        return training.run(quiet=quiet or not here.leads)
+        try:
+            return training.run(quiet=quiet or not here.leads)
+        except files.DiskFullError as full:
+            raise files.DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
 
 
 def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: Team, stack: ExitStack) -> Standing:
@@ -83,3 +86,10 @@ def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
     if not quiet:
         print(f"{str(folder.path)!r} holds this run already, finished; --force would train it again.")
     return result
+
+
+def _once_there_is_room(folder: RunFolder) -> str:
+    if not folder.recipe.exists():
+        return "Make room, then begin again."
+    kept = "the last good checkpoint" if folder.checkpoint.exists() else "the first step"
+    return f"Make room, then go on from {kept} with: {resume_command(folder.path)}"

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from .distributed import Team
 from .evaluate import evaluate
 from .origins import changed, origins
 from .parts import Parts
-from .progress import Progress, Silent, progress
+from .progress import Progress, Silent, UnheardError, progress
 from .reading import to_dict
 from .recipe import Recipe
 from .run_folder import RunFolder, resume_command, started
@@ -107,6 +107,8 @@ class Training:
                 while self._epoch < self._recipe.train.epochs:
                     self._train_epoch()
             result = self._land(about)
+        except UnheardError:
+            self._stop(interrupts.PIPE)
         except KeyboardInterrupt as error:
             self._checkpoints.wait()
             raise error if isinstance(error, interrupts.Interrupted) else self._stopped(signal.SIGINT) from error
@@ -231,7 +233,7 @@ class Training:
             "optimizer.lr, or with optimizer.clip=1.0."
         )
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, number: int) -> NoReturn:
         """Save this step's state, or leave the last checkpoint where processes cannot agree on one, and stop."""
         if self._team.world == 1:
             bad = self._step.tally.read().bad

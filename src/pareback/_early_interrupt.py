@@ -1,0 +1,60 @@
+"""Ctrl-C while the command is still importing torch: one word, as later on, instead of a traceback through the imports.
+
+The package imports this first, because whatever starts the command imports the package before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import PurePath
+from types import FrameType
+
+_WITH_VALUE = ("-X", "-W")
+
+
+def guard() -> None:
+    """Let Ctrl-C end the process quietly until :func:`release`, if the process is the command."""
+    if not is_command(sys.orig_argv) or os.environ.get("PAREBACK_TRACEBACK") == "1":
+        return
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def release() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_command(argv: Sequence[str]) -> bool:
+    """Whether the interpreter was started for the command, and not for a program that imports the package.
+
+    >>> is_command(["python", "-m", "pareback", "train"]), is_command(["python", "/venv/bin/pareback", "runs"])
+    (True, True)
+    >>> is_command(["python", "train.py", "-m", "pareback"]), is_command(["python", "-c", "import pareback"])
+    (False, False)
+    """
+    words = iter(argv[1:])
+    for word in words:
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif word == "-m":
+            return next(words, "") == "pareback"
+        elif word == "-c" or not word.startswith("-"):
+            return word != "-c" and PurePath(word).name in ("pareback", "pareback.exe")
+    return False
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # Nothing has been opened yet. An exception might be caught and lost by one of the packages under way.
+    os.write(2, b"\nInterrupted.\n")
+    os._exit(128 + number)
+
+
+guard()
