@@ -67,7 +67,7 @@ def test_filters_and_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("-")[0] for line in shown(capsys, *by_accuracy)[2:4]] == ["fixed", "exact"]
     assert [line.split("-")[0] for line in shown(capsys, *by_accuracy, "--reverse")[2:4]] == ["exact", "fixed"]
     lines = shown(capsys, "runs", "--where", "goal.kind=fixed", "--where", "accuracy>90")
-    assert (lines[2].split("-")[0], lines[-1]) == ("fixed", "1 runs: 1 finished.")
+    assert (lines[2].split("-")[0], lines[-1]) == ("fixed", "1 run: 1 finished.")
     assert shown(capsys, "--where", "accuracy>99") == ["0 runs."]
 
 

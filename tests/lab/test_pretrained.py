@@ -116,7 +116,7 @@ def test_a_classifier_of_another_size_stays_fresh_with_a_note(classes: int, capl
         load_weights_(model, STATE, classes, "a.pt")
     assert same(model[3].state_dict(), fresh)
     assert torch.equal(model[0].weight, STATE["0.weight"])
-    assert caplog.messages == [f"a.pt is of 4 classes; '3.weight', '3.bias' starts afresh with {classes}."]
+    assert caplog.messages == [f"a.pt is of 4 classes; left fresh for {classes}: '3.weight', '3.bias'."]
 
 
 def test_old_files_without_the_norms_counters_are_taken() -> None:

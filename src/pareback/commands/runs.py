@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lab.arguments import Parser
+from ..wording import counted
 from .command import Command
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _text(runs: Sequence[StoredRun], root: Path) -> str:
     parts = [f"{counts[state]:,} {state}" for state in _STATES if counts[state]]
     lines = [table(header, [_row(run, root) for run in listed], left=2)] if listed else []
     lines += [run.problem for run in runs if run.problem]
-    return "\n".join([*lines, f"{len(runs):,} runs{': ' if parts else ''}{', '.join(parts)}."])
+    return "\n".join([*lines, f"{counted(len(runs), 'run')}{': ' if parts else ''}{', '.join(parts)}."])
 
 
 def _row(run: StoredRun, root: Path) -> list[str]:

@@ -35,9 +35,8 @@ def load_weights_(model: nn.Module, given: Mapping[str, Tensor], classes: int, o
     if found:
         raise ValueError(f"{origin} does not fit the model: it {found}; give weights saved from the same model.")
     if head:
-        log.warning(
-            "%s is of %d classes; %s starts afresh with %d.", origin, len(given[head[0]]), listed(head), classes
-        )
+        theirs = len(given[head[0]])
+        log.warning("%s is of %d classes; left fresh for %d: %s.", origin, theirs, classes, listed(head))
     model.load_state_dict({name: value for name, value in given.items() if name not in head}, strict=False)
 
 
