@@ -404,7 +404,8 @@ def test_a_full_disk_is_named_and_the_last_good_checkpoint_kept(
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("environment.json", "Make room, then begin again."),
+        ("recipe.yaml", "Make room, then begin again."),
+        ("environment.json", "Make room, then go on from the first step with: pareback train --resume"),
         ("model.safetensors", "Make room, then go on from the last good checkpoint with: pareback train --resume"),
     ],
 )
@@ -414,7 +415,8 @@ def test_any_file_that_a_full_disk_refuses_is_named(
     fsync = os.fsync
 
     def full(handle: int) -> None:
-        if any(tmp_path.glob(f"{name}.tmp")):
+        file = tmp_path / f"{name}.tmp"  # and no other: checkpoints are written meanwhile
+        if file.exists() and os.path.samestat(os.fstat(handle), file.stat()):
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 

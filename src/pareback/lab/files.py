@@ -35,16 +35,17 @@ def write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Let ``fill`` write a file under a temporary name, bring it to the disk, and rename it."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with noticing_full_disk(path), open(temporary, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with noticing_full_disk(path):
+            with open(temporary, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,14 @@ def train(
         if standing == "finished":
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
+        stack.enter_context(_advice_on_a_full_disk(folder))
         with folder.reserved(recipe) if here.leads else nullcontext():
             training = Training(recipe, here, folder, clock)
         if force and here.leads:  # not before: a mistake in the new recipe must not cost the old run
             folder.clear()
         if standing == "unfinished" and folder.checkpoint.exists():
             training.load(checkpoints.load(folder.checkpoint))
-        try:
-            return training.run(quiet=quiet or not here.leads)
-        except files.DiskFullError as full:
-            raise files.DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
+        return training.run(quiet=quiet or not here.leads)
 
 
 def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: Team, stack: ExitStack) -> Standing:
@@ -86,6 +85,14 @@ def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
     if not quiet:
         print(f"{str(folder.path)!r} holds this run already, finished; --force would train it again.")
     return result
+
+
+@contextmanager
+def _advice_on_a_full_disk(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except files.DiskFullError as full:
+        raise files.DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
 
 
 def _once_there_is_room(folder: RunFolder) -> str:
