@@ -15,6 +15,7 @@ from ._version import __version__
 from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
 from .commands.command import Command
 from .lab.arguments import Parser, UsageError
+from .lab.interrupts import PIPE
 from .wording import did_you_mean
 
 COMMANDS: dict[str, Command] = {
@@ -32,9 +33,6 @@ COMMANDS: dict[str, Command] = {
 #: What is wrong with the input; everything else that is raised is a failure.
 _WRONG_INPUT = (UsageError, ValueError, TypeError, FileNotFoundError)
 
-#: What a shell says of a command that the closed pipe's signal ended: 128 + 13.
-_UNHEARD = 141
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
@@ -50,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else 1
     except BrokenPipeError:
         _drop_unheard_output()
-        return _UNHEARD
+        return 128 + PIPE  # what a shell says of a command that the closed pipe's signal ended
     except _WRONG_INPUT as error:
         _complain(error, everywhere=False)
         return 2

@@ -60,8 +60,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("sparsty", ["sparsity", "params"])
     " Did you mean 'sparsity'?"
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest_word(word, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like another one, or nothing if none is.
+
+    >>> nearest_word("sparsty", ["sparsity", "params"]), nearest_word("x", ["params"])
+    ('sparsity', '')
+    """
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), "")
 
 
 def one_of(option: str, value: object, choices: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..wording import did_you_mean
-from .reading import Field, entries, nearest, sections
+from .reading import Field, entries, nearest, nearest_key, sections
 
 _PREFIX = "recipe:"
 
@@ -51,7 +51,8 @@ class Parser(argparse.ArgumentParser):
         """Answer ``train.epochs=3``, as messages write a field, with the option, where fields are options."""
         if not any(action.dest.startswith(_PREFIX) for action in self._actions):
             return
-        assigned = {word: as_option(word) for word in words if as_option(word) and not Path(word).is_file()}
+        written = {word: as_option(word) for word in words}
+        assigned = {word: option for word, option in written.items() if option and not Path(word).is_file()}
         if not assigned:
             return
         options = " ".join(assigned.values())
@@ -103,7 +104,7 @@ def as_option(word: str) -> str:
     if not equals or not re.fullmatch(r"[\w.]+", key) or value.endswith((".yaml", ".yml")):
         return ""
     known = [field.key for field in entries()]
-    near = key if key in known else nearest(key, known).partition("'")[2].partition("'")[0]
+    near = key if key in known else nearest_key(key, known)
     return f"--{near} {shlex.quote(value)}" if near else ""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from .distributed import Team
 from .goals import goal_of
+from .reading import at
 from .recipe import Recipe
 
 _INF = math.inf
@@ -37,7 +37,7 @@ _RANGES: dict[str, tuple[float, bool, float, str]] = {
 def check(recipe: Recipe) -> None:
     """Raise ValueError for a recipe that cannot be trained anywhere."""
     for key, (least, included, most, example) in _RANGES.items():
-        value = _at(recipe, key)
+        value = at(recipe, key)
         if value is not None and not ((value >= least if included else value > least) and value < most):
             if value >= most > 2**62:
                 raise ValueError(f"{key}={value!r} must be at most {int(most) - 1}. Write {key}={example}.")
@@ -79,9 +79,3 @@ def check_machine(recipe: Recipe, team: Team) -> None:
             "train.cuda_graph cannot hold fp16's loss scaling, which decides on the host whether to step. Write "
             "train.precision=bf16, or train.cuda_graph=false."
         )
-
-
-def _at(recipe: Any, key: str) -> Any:
-    for part in key.split("."):
-        recipe = getattr(recipe, part)
-    return recipe

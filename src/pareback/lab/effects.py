@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from .reading import entries
+from .reading import at, entries
 from .recipe import Recipe
 
 
@@ -23,14 +22,14 @@ class _Use:
 
     def reads(self, recipe: Recipe) -> bool:
         """Whether the fields count in a recipe."""
-        if self.within is not None and _at(recipe, self.within[0]) != self.within[1]:
+        if self.within is not None and at(recipe, self.within[0]) != self.within[1]:
             return True
-        now = _at(recipe, self.switch)
+        now = at(recipe, self.switch)
         return now in self.values if self.values else now is not None
 
     def complaint(self, recipe: Recipe, field: str) -> str:
         """Say that a field has no effect, and what would give it one."""
-        now, value = _at(recipe, self.switch), _at(recipe, field)
+        now, value = at(recipe, self.switch), at(recipe, field)
         why = f"without {self.switch}" if now is None else f"with {self.switch}={now}"
         *others, last = self.values or ("FOLDER",)
         wanted = f"{', '.join(others)} or {last}" if others else last
@@ -69,7 +68,7 @@ def check_effects(recipe: Recipe, given: Collection[str], *, rest: bool = True, 
     """
     usual = {field.key: field.default for field in entries()}
     for use, key in _idle(recipe):
-        value = _at(recipe, key)
+        value = at(recipe, key)
         left_over = value == usual[key] or use.switch in given or not rest
         if (key in given or not left_over) and value is not None and not (but and key.startswith(but)):
             raise ValueError(use.complaint(recipe, key))
@@ -77,9 +76,3 @@ def check_effects(recipe: Recipe, given: Collection[str], *, rest: bool = True, 
 
 def _idle(recipe: Recipe) -> Iterator[tuple[_Use, str]]:
     return ((use, key) for use in _USES if not use.reads(recipe) for key in use.fields)
-
-
-def _at(recipe: Any, key: str) -> Any:
-    for part in key.split("."):
-        recipe = getattr(recipe, part)
-    return recipe

@@ -49,6 +49,7 @@ class Folder:
         test_classes, self._test = _samples(path / "val")
         _check_same_classes(path, self.classes, test_classes)
         self.size, self.test_size = len(self._train), len(self._test)
+        self.labels = len(self.classes)  # none is without images
         # By names alone: reading ImageNet would take longer than many a training.
         self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in (*self._train, *self._test)))
         self.shape = (3, image_size, image_size)

@@ -42,7 +42,7 @@ class InMemory:
         self.classes = tuple(classes)
         self.size, self.test_size = len(train_x), len(test_x)
         self.fingerprint = fingerprint((train_x, train_y.long(), test_x, test_y.long()), self.classes)
-        self.labels = len(train_y.unique())  # different ones to learn, whatever classes there are
+        self.labels = len(train_y.unique())
         height, width, channels = train_x.shape[1:]
         self.shape = (channels, height, width)
         self.mean, self.std = channel_statistics(train_x)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..wording import did_you_mean, listed
+from ..wording import did_you_mean, listed, nearest_word
 from .optional import optional
 from .recipe import Recipe
 from .yaml_text import parsed
@@ -118,21 +118,37 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def nearest(key: str, known: typing.Iterable[str]) -> str:
-    """Return " Did you mean …?" for the nearest dotted name: as a whole, or by its last word alone.
+    """Return " Did you mean …?" for the nearest dotted name, or nothing.
 
     >>> nearest("sparsity", ["goal.sparsity", "train.ema"])
     " Did you mean 'goal.sparsity'?"
     """
+    near = nearest_key(key, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def nearest_key(key: str, known: typing.Iterable[str]) -> str:
+    """Return the nearest dotted name: by its last word alone, or as a whole; nothing if none is like it."""
     known = list(known)
     section, _, last = key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
     everywhere = {name.rpartition(".")[2]: name for name in reversed(known)}
     for words in (siblings, everywhere):
-        hint = did_you_mean(last, words)
-        if hint:
-            near = hint.split("'")[1]
-            return f" Did you mean {words[near]!r}?"
-    return did_you_mean(key, known)
+        near = nearest_word(last, words)
+        if near:
+            return words[near]
+    return nearest_word(key, known)
+
+
+def at(recipe: Any, key: str) -> Any:
+    """Return the value of a field by its dotted name.
+
+    >>> at(Recipe(seed=3), "seed"), at(Recipe(), "data.kind")
+    (3, 'digits')
+    """
+    for part in key.split("."):
+        recipe = getattr(recipe, part)
+    return recipe
 
 
 def value_of(field: Field, value: Any) -> Any:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..wording import one_of
 from .batching import check_batch
-from .in_memory import InMemory
 from .recipe import DataRecipe
 
 KINDS = ("digits", "mnist5000", "cifar10", "cifar100", "npz", "folder")
@@ -30,6 +29,10 @@ class Source(Protocol):
     @property
     def size(self) -> int:
         """Training images."""
+
+    @property
+    def labels(self) -> int:
+        """Different labels among the training images, whatever classes there are."""
 
     @property
     def test_size(self) -> int:
@@ -61,8 +64,7 @@ def open_source(recipe: DataRecipe, device: torch.device) -> Source:
     """
     one_of("data.kind", recipe.kind, KINDS)
     source = _opened(recipe, device)
-    labels = source.labels if isinstance(source, InMemory) else len(source.classes)
-    if labels < 2:
+    if source.labels < 2:
         where = "" if recipe.path is None else f" of {recipe.path}"
         raise ValueError(
             f"All training images{where} are of one class, so that any network is right about all of them: give images "

@@ -202,11 +202,12 @@ def _convolution(node: Any, constants: dict[str, Any]) -> Operation | str:
     x, weight, bias, stride, padding, dilation, groups = _filled(node, None, 1, 0, 1, 1)
     if not _is_constant(weight, constants) or not _is_constant(bias, constants):
         return "its weight is computed"
-    kernel = _value(weight, constants).detach().clone(memory_format=torch.contiguous_format)
+    given: Tensor = _value(weight, constants).detach()
     step, spread = _alike(stride), _alike(dilation)
-    edge = _in_numbers(padding, kernel.shape[2:], spread) if isinstance(padding, str) else _alike(padding)
+    edge = _in_numbers(padding, given.shape[2:], spread) if isinstance(padding, str) else _alike(padding)
     if step is None or edge is None or spread is None:
         return "its stride, padding or dilation differs between directions"
+    kernel = given.clone(memory_format=torch.contiguous_format)
     offset = _offset(bias, kernel.shape[0], constants)
     return Convolution(node.name, x.name, Taps(kernel, step, edge, spread, int(groups)), offset)
 
