@@ -9,6 +9,7 @@
 from . import _early_interrupt as _early_interrupt  # before everything that takes time
 from ._version import __version__
 from .artifact import BadFile, load, save
+from .errors import UserError
 from .flops import FlopCount, count_flops
 from .freeze import Frozen, freeze
 from .goal import Budget, Fixed, Goal, Unconstrained
@@ -32,6 +33,7 @@ __all__ = [
     "Pruner",
     "Report",
     "Unconstrained",
+    "UserError",
     "__version__",
     "compile",
     "count_flops",

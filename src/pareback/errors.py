@@ -1,0 +1,27 @@
+"""Errors that are about what a user gave or did. Each message says what to write instead.
+
+They are also the built-in errors that Python's own habits ask for, so ``except ValueError`` goes on working, and
+``except pb.UserError`` catches them all and nothing that went wrong inside.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Base of every error that a user can mend."""
+
+
+class InvalidValue(UserError, ValueError):
+    """An argument, a file or a setting has a value that cannot be used."""
+
+
+class InvalidType(UserError, TypeError):
+    """An argument is of a kind that cannot be used."""
+
+
+class InvalidUse(UserError, RuntimeError):
+    """Something was asked for at a time, or in a state, in which it cannot be done."""
+
+
+class MissingFile(UserError, FileNotFoundError):
+    """A file or folder that was named is not there."""
