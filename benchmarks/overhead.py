@@ -4,6 +4,7 @@
     python benchmarks/overhead.py training --models wrn-16-8 resnet-50 encoder --out results/overhead-h200.json
     python benchmarks/overhead.py scaling --weights 1M 10M 100M  # the optimizer's step alone, by number of weights
     python benchmarks/overhead.py profile                        # its kernels on a GPU, beside what memory allows
+    python benchmarks/overhead.py host                           # without a CUDA graph, where the host counts: host.py
 
 Every round times each variant in turn, so that a busy machine disturbs them alike. The tables show medians over rounds
 and ratios within rounds. On a GPU the model is compiled, runs in bfloat16 and channels_last, and the whole step,
@@ -35,10 +36,12 @@ import pareback as pb
 from models import MODELS
 
 SPARSITY = 0.9
+SEED = 0
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU = DEVICE.type == "cuda"
 Step = Callable[[], object]
 Attach = Callable[[nn.Module, torch.optim.Optimizer], Step]
+Row = dict[str, object]
 
 
 # -- the variants: each attaches pruning to a model and returns what is to run after the optimizer's step ------------
@@ -113,10 +116,7 @@ VARIANTS = [
 def timed(step: Step, repeats: int) -> float:
     """Return the seconds one step takes."""
     if not GPU:
-        began = time.perf_counter()
-        for _ in range(repeats):
-            step()
-        return (time.perf_counter() - began) / repeats
+        return host_seconds(step, repeats)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -125,6 +125,16 @@ def timed(step: Step, repeats: int) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1e3 / repeats
+
+
+def host_seconds(step: Step, repeats: int) -> float:
+    """Return the seconds that one step takes of the host: a GPU is idle at first, and is not waited for at the end."""
+    if GPU:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return (time.perf_counter() - began) / repeats
 
 
 @functools.cache
@@ -152,7 +162,9 @@ def captured(step: Step) -> Step:
     return replay
 
 
-def interleaved(steps: dict[str, Step], rounds: int, repeats: int) -> dict[str, list[float]]:
+def interleaved(
+    steps: dict[str, Step], rounds: int, repeats: int, clock: Callable[[Step, int], float] = timed
+) -> dict[str, list[float]]:
     """Time every step in turn, round after round.
 
     Rounds start at different steps, and a step runs untimed first: a processor near its power limit is slower after
@@ -164,8 +176,8 @@ def interleaved(steps: dict[str, Step], rounds: int, repeats: int) -> dict[str, 
         first = number % len(names)
         for name in names[first:] + names[:first]:
             if GPU:
-                timed(steps[name], repeats)
-            times[name].append(timed(steps[name], repeats))
+                clock(steps[name], repeats)
+            times[name].append(clock(steps[name], repeats))
     return times
 
 
@@ -187,7 +199,7 @@ class Made:
 
 def training_step(name: str, variant: Variant) -> Made:
     """Return one training step of a model with a variant of pruning attached, and what it keeps in memory."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     gc.collect()
     before = torch.cuda.memory_allocated() if GPU else 0
     model, x, y = MODELS[name](DEVICE)
@@ -230,7 +242,7 @@ def training_step(name: str, variant: Variant) -> Made:
     return Made(step, facts, base)
 
 
-def training(options: argparse.Namespace) -> list[dict[str, object]]:
+def training(options: argparse.Namespace) -> list[Row]:
     """Measure every variant of every model."""
     rows = []
     for name in options.models:
@@ -268,17 +280,26 @@ def training(options: argparse.Namespace) -> list[dict[str, object]]:
 # -- the optimizer's step alone --------------------------------------------------------------------------------------
 
 
-def weights_of(number: int, tensors: int) -> list[nn.Parameter]:
-    """Return parameters with gradients, together ``number`` weights."""
-    size = number // tensors
-    parameters = [nn.Parameter(torch.randn(size // 64, 64, device=DEVICE) * 0.05) for _ in range(tensors)]
+def normal_weights(tensors: int, shape: tuple[int, int], device: torch.device) -> list[nn.Parameter]:
+    """Return parameters with gradients."""
+    parameters = [nn.Parameter(torch.randn(shape, device=device) * 0.05) for _ in range(tensors)]
     for p in parameters:
         p.grad = torch.randn_like(p) * 1e-3
     return parameters
 
 
+def weights_of(number: int, tensors: int) -> list[nn.Parameter]:
+    """Return parameters with gradients, together ``number`` weights."""
+    return normal_weights(tensors, (number // tensors // 64, 64), DEVICE)
+
+
+def number_of(written: str) -> int:
+    """Return the number that is written as 10M or 1G."""
+    return round(float(written[:-1]) * {"M": 10**6, "G": 10**9}[written[-1]])
+
+
 def optimizer_step(number: int, tensors: int, goal: pb.Goal | None) -> Step:
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     parameters = weights_of(number, tensors)
     optimizer = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
     if goal is not None:
@@ -296,11 +317,11 @@ GOALS: dict[str, pb.Goal | None] = {
 }
 
 
-def scaling(options: argparse.Namespace) -> list[dict[str, object]]:
+def scaling(options: argparse.Namespace) -> list[Row]:
     """Measure how the cost of a step grows with the number of weights."""
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for written in options.weights:
-        number = round(float(written[:-1]) * {"M": 10**6, "G": 10**9}[written[-1]])
+        number = number_of(written)
         for tensors in options.tensors:
             if number // tensors < 64_000 // 64:
                 continue
@@ -336,7 +357,7 @@ def bandwidth() -> float:
     return 2 * 4 * 2**26 / statistics.median(timed(step, 20) for _ in range(9))
 
 
-def profile(options: argparse.Namespace) -> list[dict[str, object]]:
+def profile(options: argparse.Namespace) -> list[Row]:
     """List the kernels that pruning adds to the optimizer's step of a model, on a GPU."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -344,13 +365,13 @@ def profile(options: argparse.Namespace) -> list[dict[str, object]]:
     if not GPU:
         raise SystemExit("A profile of kernels needs a GPU.")
     speed = bandwidth()
-    rows: list[dict[str, object]] = [{"copy_terabytes_per_second": round(speed / 1e12, 3)}]
+    rows: list[Row] = [{"copy_terabytes_per_second": round(speed / 1e12, 3)}]
     model = MODELS[options.models[0]](DEVICE)[0]
     weights = sum(p.numel() for p in model.parameters() if p.ndim >= 2 and p.numel() >= 1000)
     floor = {"bytes_per_weight": 20, "floor_us": round(20 * weights / speed * 1e6, 1)}
     rows.append({"model": options.models[0], "pruned_weights": weights, **floor})
     for name, goal in GOALS.items():
-        torch.manual_seed(0)
+        torch.manual_seed(SEED)
         model = MODELS[options.models[0]](DEVICE)[0].to(DEVICE, memory_format=torch.channels_last)
         for p in model.parameters():
             p.grad = torch.randn_like(p) * 1e-4
@@ -370,29 +391,43 @@ def profile(options: argparse.Namespace) -> list[dict[str, object]]:
     return rows
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["training", "scaling", "profile"])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["wrn-16-8" if GPU else "wrn-16-2"])
-    parser.add_argument("--weights", nargs="+", default=["1M", "10M"], help="such as 10M or 1G")
-    parser.add_argument(
-        "--tensors", nargs="+", type=int, default=[1, 300], help="over how many tensors they are spread"
-    )
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--repeats", type=int, default=20 if GPU else 1, help="steps per timing")
-    parser.add_argument("--out", type=Path, help="where to write the table as JSON")
-    options = parser.parse_args()
+    modes = parser.add_subparsers(dest="part", required=True)
+
+    def mode(name: str, measure: Callable[[argparse.Namespace], list[Row]], repeats: int) -> Callable[..., object]:
+        one = modes.add_parser(name, description=measure.__doc__)
+        one.set_defaults(measure=measure)
+        one.add_argument("--rounds", type=int, default=9)
+        one.add_argument("--repeats", type=int, default=repeats, help="steps per timing (%(default)s)")
+        one.add_argument("--out", type=Path, help="where to write the table as JSON")
+        return one.add_argument
+
+    for name, measure in {"training": training, "profile": profile}.items():
+        add = mode(name, measure, 20 if GPU else 1)
+        add("--models", nargs="+", choices=MODELS, default=["wrn-16-8" if GPU else "wrn-16-2"])
+    add = mode("scaling", scaling, 20 if GPU else 1)
+    add("--weights", nargs="+", default=["1M", "10M"], help="such as 10M or 1G")
+    add("--tensors", nargs="+", type=int, default=[1, 300], help="over how many tensors they are spread")
+    import host  # here, since it imports this file
+
+    host.add_options(mode("host", host.host, 20))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     if GPU:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
         torch.cuda.set_stream(torch.cuda.Stream())  # a graph cannot be captured on the default stream
-    rows = {"training": training, "scaling": scaling, "profile": profile}[options.part](options)
+    rows = options.measure(options)
     if options.out is not None:
-        machine = (
-            torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-        )
-        about = {"date": date.today().isoformat(), "machine": machine, "torch": torch.__version__}
+        processor = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+        machine = f"{torch.cuda.get_device_name()}, {processor}" if GPU else processor
+        about: Row = {"date": date.today().isoformat(), "machine": machine, "torch": torch.__version__}
         about |= {"python": platform.python_version(), "pareback": pb.__version__, "rounds": options.rounds}
+        about |= {"repeats": options.repeats, "seed": SEED}
         options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
