@@ -28,7 +28,7 @@ setup(
         library(
             "kernels._native",
             "src/pareback/kernels/native.cpp",
-            ["src/pareback/kernels/native_sweep.h", *SHARED],
+            ["src/pareback/kernels/native_sweep.h", "src/pareback/kernels/control.h", *SHARED],
             AS_WRITTEN,
         ),
         library(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pareback as pb
-from pareback.extremes import Extremes
+from pareback.thresholds.extremes import Extremes
 
 
 def vector(*values: float) -> Tensor:
@@ -49,7 +49,7 @@ def test_the_sparsest_become_sparse_whatever_their_order() -> None:
 def test_bounds_by_hand() -> None:
     """Sparse tensors keep at most 1 − s_u, dense ones at least 1 − s_l; the outer bounds stay where they are."""
     least, most = vector(0.01, 0.01, 0.01), vector(0.95, 0.95, 0.95)
-    floor, ceiling = by_size(0.2, 0.8, 0.5, vector(1, 1, 1)).bounds(vector(0.9, 0.6, 0.1), least, most)
+    floor, ceiling = by_size(0.2, 0.8, 0.5, vector(1, 1, 1)).ranges(vector(0.9, 0.6, 0.1), least, most)
     torch.testing.assert_close(floor, vector(0.01, 0.01, 0.8))
     torch.testing.assert_close(ceiling, vector(0.2, 0.2, 0.95))
 
@@ -57,7 +57,7 @@ def test_bounds_by_hand() -> None:
 def test_bounds_from_outside_win() -> None:
     """A floor above 1 − s_u and a maximum below 1 − s_l are kept: the range is never inside out."""
     least, most = vector(0.3, 0.3, 0.3), vector(0.7, 0.7, 0.7)
-    floor, ceiling = by_size(0.2, 0.8, 0.6, vector(1, 1, 1)).bounds(vector(0.9, 0.6, 0.1), least, most)
+    floor, ceiling = by_size(0.2, 0.8, 0.6, vector(1, 1, 1)).ranges(vector(0.9, 0.6, 0.1), least, most)
     assert bool((floor <= ceiling).all())
     assert bool(((floor >= least) & (ceiling <= most)).all())
 

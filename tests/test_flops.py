@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from pareback.flops import FlopCount, count_flops
+from pareback.costs.flops import FlopCount, count_flops
 
 
 def weights(count: FlopCount) -> dict[str, int]:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 import pareback as pb
-from pareback.goal import Amount, amount, exact
+from pareback.costs.amounts import Amount, amount, exact
 
 # ---------------------------------------------------------------- quantities
 

@@ -121,7 +121,7 @@ def test_a_step_is_the_same(
     if not (INTERPRETING and dtype == torch.bfloat16):
         assert all(torch.equal(a, b) for a, b in zip(mine[3], theirs[3], strict=True))
     for one, other in zip(mine[4], theirs[4], strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=1e-4)
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=1e-4)
 
 
 @IMPLEMENTATIONS

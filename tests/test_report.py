@@ -81,7 +81,7 @@ def test_an_empty_model_can_be_inspected() -> None:
     """Nothing is divided by zero."""
     report = pb.inspect(nn.ReLU())
     assert (report.params, report.sparsity, report.model_sparsity, report.rows) == (0, 0.0, 0.0, ())
-    assert "0 of 0 parameters" in str(report)
+    assert "0 of all 0 parameters" in str(report)
 
 
 def test_an_empty_tensor_is_not_sparse() -> None:
@@ -248,8 +248,8 @@ def test_table_by_hand() -> None:
         "0.bias    3           3         2         –      0     0",
         "1.weight  2×3         6         6         –     12    12",
         "1.bias    2           2         2         –      0     0",
-        "whole model:    17 of 23 parameters non-zero (26.087 % sparse)",
-        "pruned tensors: 7 of 12 weights non-zero (41.667 % sparse)",
+        "whole model:    17 of all 23 parameters non-zero (26.087 % sparse)",
+        "partly zero:    7 of 12 weights non-zero in 1 of 2 matrices, the tensors that hold zeros (41.667 % sparse)",
         "FLOPs:          26 of 36 per example left (72.222 %)",
     ]
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pareback.cost import Bounds, Limit
-from pareback.search import Landing, counter, keep_at_most, landed, meet_limits
+from pareback.costs.limits import Limit, Range
 from pareback.sharding import Shards
 from pareback.shrink import shrink
+from pareback.thresholds.search import Landing, counter, keep_at_most, land_one, meet_limits
 
 EXPONENTS = pytest.mark.parametrize("exponent", [math.inf, 3.0, 1.0], ids=["hard", "power", "soft"])
 
@@ -33,13 +33,13 @@ def keep(tensors: Sequence[Tensor], wanted: Sequence[int], exponent: float = mat
     """Search for each tensor by itself and land."""
     shards = Shards(tensors)
     landing = keep_at_most(counter(tensors, exponent, shards), wanted, peaks(tensors))
-    return landing, landed(tensors, landing, exponent, shards)
+    return landing, [land_one(i, t, landing, exponent, shards) for i, t in enumerate(tensors)]
 
 
 def meet(
     tensors: Sequence[Tensor],
     limits: Sequence[Limit],
-    ranges: Sequence[Bounds] | None = None,
+    ranges: Sequence[Range] | None = None,
     r: Sequence[float] | None = None,
     exponent: float = math.inf,
 ) -> list[Tensor]:
@@ -49,12 +49,12 @@ def meet(
     landing = meet_limits(
         counter(tensors, exponent, shards),
         limits,
-        ranges or [Bounds(1, t.numel()) for t in tensors],
+        ranges or [Range(1, t.numel()) for t in tensors],
         torch.zeros_like(peak) if r is None else torch.tensor(r, dtype=peak.dtype),
         spread,
         peak,
     )
-    return landed(tensors, landing, exponent, shards)
+    return [land_one(i, t, landing, exponent, shards) for i, t in enumerate(tensors)]
 
 
 def limit(per_weight: Sequence[float], allowed: float, sizes: Sequence[int], fixed: float = 0) -> Limit:
@@ -223,15 +223,15 @@ def test_floors_hold_and_the_others_make_up_for_it() -> None:
     """A tensor that would be emptied keeps its least; the limit is met by the other."""
     heavy = torch.tensor([10.0] + [0.01] * 9)  # one outlier makes the spread large
     plain = torch.linspace(1.0, 2.0, 10)
-    kept = meet([heavy, plain], [counting([heavy, plain], 9)], [Bounds(4, 10), Bounds(1, 10)])
+    kept = meet([heavy, plain], [counting([heavy, plain], 9)], [Range(4, 10), Range(1, 10)])
     assert nonzeros(kept) == [4, 5]
 
 
 def test_tensors_stop_at_their_most() -> None:
     """With at most two non-zeros each the limit of ten is not reached, and no tensor exceeds its own."""
     tensors = [torch.linspace(1.0, 2.0, 10), torch.linspace(1.0, 3.0, 10)]
-    assert nonzeros(meet(tensors, [counting(tensors, 10)], [Bounds(1, 2), Bounds(1, 2)])) == [2, 2]
-    assert nonzeros(meet(tensors, [counting(tensors, 10)], [Bounds(1, 2), Bounds(1, 10)])) == [2, 8]
+    assert nonzeros(meet(tensors, [counting(tensors, 10)], [Range(1, 2), Range(1, 2)])) == [2, 2]
+    assert nonzeros(meet(tensors, [counting(tensors, 10)], [Range(1, 2), Range(1, 10)])) == [2, 8]
 
 
 def test_the_tightest_of_two_limits_decides() -> None:
@@ -265,7 +265,7 @@ def test_a_constant_tensor_beside_a_spread_one() -> None:
 
 def test_ties_at_the_most_are_split() -> None:
     """Between 2 and 4 of ten equal weights may stay: four do."""
-    assert nonzeros(meet([torch.ones(10)], [counting([torch.ones(10)], 10)], [Bounds(2, 4)])) == [4]
+    assert nonzeros(meet([torch.ones(10)], [counting([torch.ones(10)], 10)], [Range(2, 4)])) == [4]
 
 
 def test_duplicates_are_shared_out_within_the_limit() -> None:
@@ -280,7 +280,7 @@ def test_duplicates_are_shared_out_within_the_limit() -> None:
 def test_already_sparse_tensors() -> None:
     """Zeros cost nothing and cannot be kept: a tensor with fewer non-zeros than its floor is left as it is."""
     tensors = [torch.tensor([0.0] * 9 + [1.0]), torch.linspace(1.0, 2.0, 10), torch.zeros(5)]
-    kept = meet(tensors, [counting(tensors, 5)], [Bounds(3, 10), Bounds(1, 10), Bounds(1, 5)])
+    kept = meet(tensors, [counting(tensors, 5)], [Range(3, 10), Range(1, 10), Range(1, 5)])
     assert nonzeros(kept) == [1, 4, 0]
 
 
@@ -316,7 +316,7 @@ def test_two_limits_against_sorting(seed: int, exponent: float) -> None:
 
 
 def check_landing(
-    tensors: Sequence[Tensor], kept: Sequence[Tensor], limits: Sequence[Limit], ranges: Sequence[Bounds]
+    tensors: Sequence[Tensor], kept: Sequence[Tensor], limits: Sequence[Limit], ranges: Sequence[Range]
 ) -> None:
     """What the issue promises of a landing."""
     before, after = nonzeros(tensors), nonzeros(kept)
@@ -330,7 +330,7 @@ def check_landing(
         assert any(s < weight or s <= part for s, weight, part in slack), "no limit binds, though there is room"
 
 
-Problem = tuple[list[Tensor], list[Limit], list[Bounds], list[float]]
+Problem = tuple[list[Tensor], list[Limit], list[Range], list[float]]
 
 
 @st.composite
@@ -344,7 +344,7 @@ def problems(draw: st.DrawFn, values: st.SearchStrategy[list[float]]) -> Problem
     ranges = []
     for size in sizes:
         low = draw(st.integers(1, size))
-        ranges.append(draw(st.sampled_from([Bounds(1, size), Bounds(low, size), Bounds(1, low)])))
+        ranges.append(draw(st.sampled_from([Range(1, size), Range(low, size), Range(1, low)])))
     limits = []
     for _ in range(draw(st.integers(1, 3))):
         costs = draw(st.lists(st.sampled_from([1, 2, 4, 9]), min_size=count, max_size=count))
@@ -382,7 +382,7 @@ def test_large_tensors_of_different_scale_meet_a_limit_exactly(exponent: float) 
     """Half a million weights in three tensors: 1 % of them to the weight, every floor kept."""
     torch.manual_seed(0)
     tensors = [torch.randn(400_000) * 1e-3, torch.rand(90_000) - 0.5, torch.randn(10_000) * 50]
-    ranges = [Bounds(math.ceil(t.numel() / 1000), t.numel()) for t in tensors]
+    ranges = [Range(math.ceil(t.numel() / 1000), t.numel()) for t in tensors]
     kept = meet(tensors, [counting(tensors, 5000)], ranges, exponent=exponent)
     assert sum(nonzeros(kept)) == 5000
     assert all(n >= b.least for n, b in zip(nonzeros(kept), ranges, strict=True))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pareback.selection import check_finite, plain_names, select
+from pareback.costs.selection import check_finite, plain_names, select
 
 
 def names(model: nn.Module, **options: object) -> list[str]:

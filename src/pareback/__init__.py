@@ -9,14 +9,14 @@
 from . import _early_interrupt as _early_interrupt  # before everything that takes time
 from ._version import __version__
 from .artifact import BadFile, load, save
+from .costs.flops import FlopCount, count_flops
 from .errors import UserError
-from .flops import FlopCount, count_flops
 from .freeze import Frozen, freeze
-from .goal import Budget, Fixed, Goal, Unconstrained
+from .goals import Budget, Fixed, Goal, Unconstrained
 from .oneshot import prune_
-from .parametrize import ParametrizedPruner
 from .plan import Plan, plan
-from .pruner import Pruner
+from .pruning.parametrized import ParametrizedPruner
+from .pruning.pruner import Pruner
 from .report import Report, inspect
 from .runtime import Engine, compile
 

@@ -16,7 +16,7 @@ from .commands import bench, curve, demo, export, inspection, page, reproduce, r
 from .commands.command import Command
 from .lab.arguments import Parser, UsageError
 from .lab.interrupts import PIPE
-from .wording import did_you_mean
+from .messages import did_you_mean
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .hooks import StepHooks, check_optimizers, check_ownership
-from .selection import matching, plain_names, select
+from .costs.selection import matching, plain_names, select
+from .errors import InvalidValue
+from .messages import excluding, listed, suggests_options
+from .pruning.hooks import StepHooks, check_optimizers, check_ownership
 from .sharding import local
-from .wording import excluding, listed, suggests_options
 
 
 class Frozen:
@@ -77,13 +78,13 @@ def freeze(
     with torch.no_grad():
         partly = {n: p for n, p in chosen.items() if bool((p == 0).any()) and bool((p != 0).any())}
     if not partly:
-        raise ValueError("The model has no zeros to keep. Prune it first, with pb.Pruner or pb.prune_.")
+        raise InvalidValue("The model has no zeros to keep. Prune it first, with pb.Pruner or pb.prune_.")
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     missing = [name for name, p in partly.items() if p.requires_grad and id(p) not in held]
     if missing:
         check_ownership(model, optimizers)
         has, them = ("has zeros to keep but is", "it") if len(missing) == 1 else ("have zeros to keep but are", "them")
-        raise ValueError(
+        raise InvalidValue(
             f"{listed(missing)} {has} in no optimizer that was given. Give every optimizer that moves {them}, or leave "
             f"{them} out with {excluding(missing)}."
         )

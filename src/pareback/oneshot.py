@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .blueprint import draw_up
-from .goal import Budget, Fixed, Goal
-from .options import check_shrink
+from .costs.selection import MIN_SIZE
+from .errors import InvalidValue
+from .goals.goal import Goal, checked_goal
+from .messages import suggests_options
+from .pruning.options import check_shrink
 from .report import Known, Report, report_on
-from .search import landed
-from .selection import MIN_SIZE
 from .sharding import Shards, local
-from .wording import suggests_options
+from .thresholds.search import land_one
 
 
 @suggests_options
@@ -39,19 +39,18 @@ def prune_(
     >>> pb.prune_(model, pb.Budget(sparsity=0.95)).pruned_nonzeros
     100
     """
-    if not isinstance(goal, Fixed) and not (isinstance(goal, Budget) and goal.enforce == "exact"):
-        raise ValueError(
+    if not checked_goal(goal).states_a_count:
+        raise InvalidValue(
             "prune_ needs a goal that says how much remains: pb.Budget(sparsity=0.9) or pb.Fixed(sparsity=0.9). "
             "Penalties act through training, with pb.Pruner."
         )
     exponent = check_shrink(shrink)
-    blueprint = draw_up(model, goal, include, exclude, min_size, example_inputs)
-    parameters = [s.parameter for s in blueprint.selected]
-    shards = Shards(parameters)
+    resolved = goal.resolve(model, include, exclude, min_size, example_inputs)
+    shards = Shards(resolved.parameters)
     with torch.no_grad():
-        tensors = [local(p.detach()) for p in parameters]
-        weights = blueprint.weights(tensors, shards)
-        landing = blueprint.land(weights, torch.zeros_like(weights.spread), exponent, shards)
-        for tensor, value in zip(tensors, landed(tensors, landing, exponent, shards), strict=True):
-            tensor.copy_(value)
-    return report_on(model, {id(p): Known() for p in parameters}, blueprint.flops)
+        tensors = [local(p.detach()) for p in resolved.parameters]
+        weights = resolved.weights(tensors, shards)
+        landing = goal.land(resolved, weights, torch.zeros_like(weights.spread), exponent, shards)
+        for i, tensor in enumerate(tensors):
+            tensor.copy_(land_one(i, tensor, landing, exponent, shards))
+    return report_on(model, {id(p): Known() for p in resolved.parameters}, resolved.flops)

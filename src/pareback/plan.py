@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .blueprint import Blueprint, draw_up
-from .cost import Limit, unreachable
-from .goal import Budget, Fixed, Goal
-from .options import check_shrink
+from .costs.limits import Limit
+from .costs.selection import MIN_SIZE
+from .goals.goal import Goal, Resolved, checked_goal
+from .messages import suggests_options
+from .pruning.options import check_shrink
 from .report import percent, table
-from .search import counter
-from .selection import MIN_SIZE
 from .sharding import Shards, local
-from .wording import suggests_options
+from .thresholds.search import counter
 
 
 @dataclass(frozen=True)
@@ -114,37 +113,34 @@ def plan(
     (True, 182)
     """
     exponent = check_shrink(shrink)
-    blueprint = draw_up(model, goal, include, exclude, min_size, example_inputs, check=False)
-    problems = tuple(unreachable(blueprint.limits, blueprint.ranges))
-    nonzeros = _least(blueprint) if problems else _would_keep(blueprint, exponent)
+    resolved = checked_goal(goal).resolve(model, include, exclude, min_size, example_inputs, check=False)
+    problems = tuple(resolved.problems())
+    nonzeros = _least(resolved) if problems else _would_keep(resolved, exponent)
     tensors = tuple(
         PlannedTensor(s.name, tuple(s.parameter.shape), s.parameter.numel(), n, b.least, b.most)
-        for s, n, b in zip(blueprint.selected, nonzeros, blueprint.ranges, strict=True)
+        for s, n, b in zip(resolved.selected, nonzeros, resolved.ranges, strict=True)
     )
-    limits = tuple(_planned(limit, blueprint, nonzeros) for limit in blueprint.limits)
+    limits = tuple(_planned(limit, resolved, nonzeros) for limit in resolved.limits)
     return Plan(goal, tensors, limits, problems)
 
 
-def _least(blueprint: Blueprint) -> list[int]:
-    return [b.least for b in blueprint.ranges]
+def _least(resolved: Resolved) -> list[int]:
+    return [b.least for b in resolved.ranges]
 
 
-def _would_keep(blueprint: Blueprint, exponent: float) -> list[int]:
-    if isinstance(blueprint.goal, Fixed) and blueprint.goal.bound == "search":
-        return blueprint.keep()
-    parameters = [s.parameter for s in blueprint.selected]
-    shards = Shards(parameters)
+def _would_keep(resolved: Resolved, exponent: float) -> list[int]:
+    goal, shards = resolved.goal, Shards(resolved.parameters)
     with torch.no_grad():
-        weights = blueprint.weights([local(p.detach()) for p in parameters], shards)
-        if blueprint.enforces_exactly:
-            landing = blueprint.land(weights, torch.zeros_like(weights.spread), exponent, shards)
-            fewer = counter(weights.tensors, exponent, shards)(landing.high)
-            return [n + extra for n, extra in zip(fewer, landing.extra, strict=True)]
-        return counter(weights.tensors, exponent, shards)(blueprint.start(weights, 1.0, exponent, shards))
+        weights = resolved.weights([local(p.detach()) for p in resolved.parameters], shards)
+        counted = counter(weights.tensors, exponent, shards)
+        if not goal.states_a_count:
+            return counted(goal.start(resolved, weights, 1.0, exponent, shards))
+        landing = goal.land(resolved, weights, torch.zeros_like(weights.spread), exponent, shards)
+        return [n + extra for n, extra in zip(counted(landing.high), landing.extra, strict=True)]
 
 
-def _planned(limit: Limit, blueprint: Blueprint, nonzeros: list[int]) -> PlannedLimit:
-    exact_budget = isinstance(blueprint.goal, Budget) and blueprint.goal.enforce == "exact"
-    least, cost = limit.cost(_least(blueprint)), limit.cost(nonzeros)
-    binding = exact_budget and limit.allowed < limit.dense and limit.allowed - cost < max(limit.per_weight)
+def _planned(limit: Limit, resolved: Resolved, nonzeros: list[int]) -> PlannedLimit:
+    least, cost = limit.cost(_least(resolved)), limit.cost(nonzeros)
+    binds = limit.allowed < limit.dense and limit.allowed - cost < max(limit.per_weight)
+    binding = resolved.goal.states_a_count and binds
     return PlannedLimit(limit.name, float(limit.dense), float(limit.allowed), float(least), binding)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .cost import figure
-from .flops import FlopCount, count_flops
-from .selection import plain_names
+from .costs.flops import FlopCount, count_flops
+from .costs.selection import plain_names
+from .messages import counted, figure, suggests_options
 from .sharding import local
-from .wording import suggests_options
 
 if TYPE_CHECKING:
-    from .mount import Mount
+    from .pruning.pruner import Pruner
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class Report:
 
     rows: tuple[Row, ...]
     total_flops: Fraction | None = None
+    found_out: bool = False  #: whether pruned tensors were told by their zeros, no pruner having been asked
 
     def _pruned(self) -> list[Row]:
         return [row for row in self.rows if row.pruned]
@@ -159,16 +159,21 @@ class Report:
 
     def _summary(self) -> list[str]:
         lines = [
-            f"whole model:    {self.nonzeros:,} of {self.params:,} parameters non-zero "
+            f"whole model:    {self.nonzeros:,} of all {self.params:,} parameters non-zero "
             f"({percent(self.model_sparsity)} sparse)"
         ]
-        if self.pruned_params:
+        rows = self._pruned()
+        if rows:
             predicted = self.predicted_sparsity
             note = "" if predicted is None else f"; a Gaussian would give {percent(predicted)}"
-            lines.append(
-                f"pruned tensors: {self.pruned_nonzeros:,} of {self.pruned_params:,} weights non-zero "
-                f"({percent(self.sparsity)} sparse{note})"
-            )
+            kept = f"{self.pruned_nonzeros:,} of {self.pruned_params:,} weights non-zero"
+            if self.found_out:
+                # Nobody said what was pruned; a dense matrix beside these may well have been meant to be.
+                matrices = sum(len(row.shape) > 1 for row in self.rows)
+                which = f"in {len(rows)} of {counted(matrices, 'matrix', 'matrices')}, the tensors that hold zeros"
+                lines.append(f"partly zero:    {kept} {which} ({percent(self.sparsity)} sparse)")
+            else:
+                lines.append(f"pruned tensors: {kept} ({percent(self.sparsity)} sparse{note})")
         if self.total_flops is not None and self.nonzero_flops is not None:
             left, total = self.nonzero_flops, self.total_flops
             lines.append(
@@ -180,7 +185,7 @@ class Report:
 
 
 @suggests_options
-def inspect(model: nn.Module, pruner: Mount | None = None, example_inputs: Any = None) -> Report:
+def inspect(model: nn.Module, pruner: Pruner | None = None, example_inputs: Any = None) -> Report:
     """Count a model's parameters and non-zeros, and its FLOPs when ``example_inputs`` are given.
 
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
@@ -220,7 +225,7 @@ def report_on(model: nn.Module, pruned: Mapping[int, Known] | None, flops: FlopC
                 bytes=parameter.numel() * parameter.element_size(),
             )
         )
-    return Report(tuple(rows), None if flops is None else flops.total)
+    return Report(tuple(rows), None if flops is None else flops.total, found_out=pruned is None)
 
 
 def _nonzeros(parameter: Tensor) -> int:

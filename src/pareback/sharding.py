@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .errors import InvalidValue
 from .kernels import Moments
 
 
@@ -55,7 +56,7 @@ def like(shard: Tensor, parameter: Tensor) -> Tensor:
 def check_wrappers(model: nn.Module) -> None:
     """Refuse FSDP1, whose flattened parameters hide the tensors."""
     if any(_is(module, "FullyShardedDataParallel", "torch.distributed.fsdp") for module in model.modules()):
-        raise ValueError(
+        raise InvalidValue(
             "FullyShardedDataParallel flattens parameters, so tensors cannot be told apart. Shard the model with "
             "torch.distributed.fsdp.fully_shard instead."
         )
@@ -70,7 +71,7 @@ class Shards:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         groups = {_group(p) for p in parameters if is_sharded(p)}
         if len(groups) > 1:
-            raise ValueError("Pruned parameters are sharded over different device meshes. Shard them over one.")
+            raise InvalidValue("Pruned parameters are sharded over different device meshes. Shard them over one.")
         self.group = groups.pop() if groups else None
         self.world = dist.get_world_size(self.group) if self.group is not None else 1
         self.rank = dist.get_rank(self.group) if self.group is not None else 0
@@ -89,10 +90,13 @@ class Shards:
         dist.all_gather_into_tensor(everyone, mine, group=self.group)
         return everyone.view(self.world, *table.shape)
 
-    def on_ranks_before(self, counts: Tensor) -> list[int]:
-        """Return how many of each tensor's ``counts`` lie in the shards of earlier ranks."""
-        earlier = self.gather(counts[None])[: self.rank, 0].sum(0).tolist()
-        return [int(n) if split else 0 for n, split in zip(earlier, self._split, strict=True)]
+    def on_ranks_before(self, i: int, count: Tensor) -> int:
+        """Return how many of what each rank counts in its shard of tensor ``i`` lie in the shards of earlier ranks."""
+        if self.group is None or not self._split[i]:
+            return 0
+        everyone = torch.empty(self.world, dtype=count.dtype, device=count.device)
+        dist.all_gather_into_tensor(everyone, count, group=self.group)
+        return int(everyone[: self.rank].sum())
 
     def combine(self, moments: Moments, nonzero: Tensor, band: Tensor) -> tuple[Moments, Tensor, Tensor]:
         """Return moments and counts of the whole tensors, through one all-gather in float64."""
@@ -112,7 +116,7 @@ def _group(parameter: Tensor) -> dist.ProcessGroup:
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
     if any(placement.is_partial() for placement in placements) or len(sharded) != 1:
-        raise ValueError(
+        raise InvalidValue(
             f"A pruned parameter has placements {placements}; it must be sharded over one mesh dimension, as "
             "fully_shard(model) does. Exclude it, or shard it so."
         )

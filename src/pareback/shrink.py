@@ -50,8 +50,10 @@ def shrink(weight: Tensor, threshold: Tensor | float, exponent: float) -> Tensor
     elif exponent == 3.0 and wide.dtype == torch.float32:
         left = _cubic(magnitude, threshold)
     else:
-        left = (1.0 - (threshold / magnitude) ** exponent) ** (1.0 / exponent) * magnitude
-        left = torch.where(threshold == 0, magnitude, left)
+        # |w|^p − t^p from the difference of the two: just above the threshold their powers agree in most digits.
+        above = torch.log1p(-(magnitude - threshold) / magnitude)
+        left = (-torch.expm1(exponent * above)) ** (1.0 / exponent) * magnitude
+        left = torch.where((threshold == 0) | magnitude.isinf(), magnitude, left)
     zero = torch.zeros((), dtype=wide.dtype, device=wide.device)
     result = torch.where(pruned.logical_or_(left == 0), zero, torch.copysign(left, wide)).to(weight.dtype)
     return result if wide is weight else result.add_(0.0)  # half precision may have underflowed to −0.0
@@ -62,13 +64,14 @@ def _cubic(magnitude: Tensor, threshold: Tensor) -> Tensor:
 
     Only additions and multiplications in a fixed order, each correctly rounded, so every processor gives the same bits
     and a checkpoint moves between them without a single weight changing. Numbers are first scaled by the power of two
-    that brings the threshold into [1, 2), so that no cube underflows; x^(−1/3) is a guess from the bit pattern of x,
-    improved by three Newton steps.
+    that brings the threshold into [1, 2), so that no cube underflows. The cubes' difference is taken as a product,
+    whose first factor is exact near the threshold; x^(−1/3) is a guess from the bit pattern of x, improved by three
+    Newton steps.
     """
     exponent = threshold.view(torch.int32) & _EXPONENT_BITS
     down, up = exponent.view(torch.float32), (_TWICE_BIAS - exponent).view(torch.float32)
     t, a = threshold * up, magnitude * up
-    x = (a * a).mul_(a).sub_(t * t * t)
+    x = (a - t).mul_((a + t).mul_(a).add_(t * t))
     third = x.view(torch.int32).to(torch.float32).mul_(1.0 / 3.0).to(torch.int32)
     y = (_INVERSE_CUBE_ROOT - third).view(torch.float32)
     for _ in range(3):

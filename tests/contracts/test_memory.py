@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_model_cast_while_a_step_was_cut_short() -> None:
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9))
     with pytest.raises(KeyError):
         _stepped(model, optimizer)
-    latent = model.weight.detach().clone()
+    latent = pruner.latent_tensors()["weight"].clone()
     model.bfloat16()
     assert pruner.counts() == pytest.approx([205], abs=5)
     assert model.weight.dtype == torch.bfloat16
@@ -100,8 +101,12 @@ def test_a_model_cast_while_a_step_was_cut_short() -> None:
 
 def test_latents_take_one_copy() -> None:
     """Beside the model and its optimizer there is one tensor of the weights' size, and no mask."""
+    before = {id(thing) for thing in gc.get_objects()}
     model, pruner = _trained(torch.optim.SGD, 2)
-    held = [v for v in vars(pruner).values() if isinstance(v, list) and v and isinstance(v[0], Tensor)]
-    weights = [t for tensors in held for t in tensors if t.numel() == model.weight.numel() and t is not model.weight]
-    assert len(weights) == 1
-    assert weights[0].dtype == model.weight.dtype
+    gc.collect()
+    found = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and id(t) not in before]
+    large = {t.data_ptr(): t for t in found if t.numel() == model.weight.numel()}
+    del large[model.weight.data_ptr()], large[model.weight.grad.data_ptr()]
+    (latent,) = large.values()
+    assert latent.data_ptr() == pruner.latent_tensors()["weight"].data_ptr()
+    assert latent.dtype == model.weight.dtype

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import backward, batches, network, train
 
 import pareback as pb
-from pareback.control import Controller
+from pareback.thresholds.controller import Controller
 
 GOALS = {
     "exact": (pb.Budget(sparsity=0.8), {"total_steps": 40}),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pareback.curves.grid import GOALS, Budget, Grid, Point, check_reachable, points
-from pareback.goal import Budget as LibraryBudget
-from pareback.goal import Fixed, Unconstrained
+from pareback.goals import Budget as LibraryBudget
+from pareback.goals import Fixed, Unconstrained
 from pareback.lab.checks import check
 from pareback.lab.goals import goal_of
 from pareback.lab.recipe import GoalRecipe, ModelRecipe, Recipe

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pareback.costs.selection import select
 from pareback.lab.checks import check
 from pareback.lab.goals import goal_of
 from pareback.lab.models import build
@@ -14,7 +15,6 @@ from pareback.lab.paper import EPOCHS, EXPERIMENTS, PRECISION, TRIALS, WIDTH, Ro
 from pareback.lab.reading import override, read
 from pareback.lab.recipe import GoalRecipe
 from pareback.lab.reproduce import Plan, recipe_of_row
-from pareback.selection import select
 
 ROOT = Path(__file__).parents[2] / "recipes"
 FILES = sorted((ROOT / "paper").glob("*.yaml"))

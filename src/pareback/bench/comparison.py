@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ..lab import environment, files
+from ..messages import one_of
 from ..runtime import library
-from ..wording import one_of
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
 from .staging import Staged

@@ -12,8 +12,8 @@ from typing import Literal
 from ..lab.checks import check
 from ..lab.origins import changed_since
 from ..lab.reading import to_dict
+from ..messages import counted
 from ..report import table
-from ..wording import counted
 from . import store
 from .grid import Point
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from . import native, reference
 from .reference import Moments, Record
 
-__all__ = ["Moments", "Record", "adopt_", "count", "measure", "only", "prune_", "shrunk"]
+__all__ = ["Moments", "Record", "Sweep", "adopt_", "count", "measure", "only", "prune_", "shrunk"]
 
 
 def adopt_(
@@ -70,11 +70,7 @@ def prune_(
         mine = record if pick is _all else None
         return by.prune_(pick(weights), pick(latents), pick(thresholds), pick(edges), exponent, mine)
 
-    found = Record(*_spread_out(rows, exponent, run))
-    if record is None or found.nonzero is record.nonzero:
-        return found
-    torch._foreach_copy_(list(record), list(found))
-    return record
+    return _filled(record, Record(*_spread_out(rows, exponent, run)))
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
@@ -96,6 +92,58 @@ def shrunk(latents: Sequence[Tensor], thresholds: Tensor, exponent: float) -> li
         ):
             results[i] = result
     return results
+
+
+class Sweep:
+    """The tensors of one optimizer, made ready once for the passes of every step.
+
+    ``weights`` are the pruned tensors beside their latent ones, or None where the latents are parameters themselves.
+    Tensors must stay where they are; gradients may come and go, and are looked at every time.
+    """
+
+    def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor], exponent: float) -> None:
+        self.weights, self.latents, self._exponent = weights, latents, exponent
+        rows: list[tuple[Tensor, ...]] = (
+            [(x,) for x in latents] if weights is None else [*zip(weights, latents, strict=True)]
+        )
+        groups = _by_implementation(rows, exponent)
+        prepare = getattr(groups[0][0], "Prepared", None) if len(groups) == 1 else None
+        #: What does the passes where one implementation serves all tensors.
+        self.prepared: Any = None if prepare is None else prepare(weights, latents, exponent)
+        self._dtype, self._strides = latents[0].dtype, [latent.stride() for latent in latents]
+
+    def takes(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether gradients can be swept as the tensors are: of the same type, and in the same order in memory."""
+        if self.prepared is None:
+            return False
+        strides = [own if grad is None else grad.stride() for grad, own in zip(grads, self._strides, strict=True)]
+        if strides != self._strides or any(grad is not None and grad.dtype is not self._dtype for grad in grads):
+            return False
+        return bool(self.prepared.takes(grads))
+
+    def measured(self, grads: Sequence[Tensor | None], thresholds: Tensor, share: float) -> Moments:
+        """Let latents take over edits of their weights, and measure them; see :func:`adopt_` and :func:`measure`."""
+        if self.takes(grads):
+            return self.prepared.measured(grads, thresholds, share)  # type: ignore[no-any-return]
+        if self.weights is None:
+            return measure(self.latents, grads, thresholds, self._exponent, share)
+        return adopt_(self.weights, self.latents, grads, thresholds, self._exponent, share)
+
+    def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None = None) -> Record:
+        """Write and count what pruning leaves (:func:`prune_`), or count it alone; ``record``, if given, is filled."""
+        if self.prepared is not None:
+            return _filled(record, self.prepared.pruned(thresholds, edges, record))
+        if self.weights is None:
+            return _filled(record, Record(thresholds, *count(self.latents, thresholds, edges, self._exponent)))
+        return prune_(self.weights, self.latents, thresholds, edges, self._exponent, record)
+
+
+def _filled(record: Record | None, found: Record) -> Record:
+    """Return ``record`` with what was found in it, where there is one that the pass has not filled itself."""
+    if record is None or found.nonzero is record.nonzero:
+        return found
+    torch._foreach_copy_(list(record), list(found))
+    return record
 
 
 Pick = Callable[[Any], Any]

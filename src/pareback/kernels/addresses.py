@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..errors import InvalidUse
+
 #: Elements a program handles at a time: one load of 16 bytes for each of its 128 threads.
 BLOCK = 512
 #: A launch has about this many programs at most, each going through several blocks. More of them spend their time on
@@ -101,7 +103,7 @@ def table_of(
 def _captured(addresses: list[list[int]], spans: Spans, device: torch.device) -> Table:
     """Return a table that a graph being captured fills each time it is replayed."""
     if not spans.spare:
-        raise RuntimeError(f"More than {_SPARE} graphs were captured with one pruner. Build a new pruner.")
+        raise InvalidUse(f"More than {_SPARE} graphs were captured with one pruner. Build a new pruner.")
     host, counters = spans.spare.pop()
     spans.used.append((host, counters))
     host.copy_(torch.tensor(addresses))

@@ -80,6 +80,37 @@ class _Launch:
         return torch.empty(rows, self.spans.programs, dtype=dtype, device=self.spans.sizes.device)
 
 
+class Prepared:
+    """Tensors that are swept again and again, and stay where they are meanwhile."""
+
+    def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor], exponent: float) -> None:
+        self._weights, self._latents, self.exponent = weights, latents, exponent
+        self._adopts = weights is not None
+        self._launch = _Launch.over(weights, latents)
+        self._with_grads = self._launch
+        self._grads: list[int] = []
+
+    def takes(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether gradients of the right type and layout lie where a program can load them."""
+        return all(grad is None or grad.data_ptr() % 16 == 0 for grad in grads)
+
+    def measured(self, grads: Sequence[Tensor | None], thresholds: Tensor, share: float) -> Moments:
+        """See :func:`reference.adopt_` and :func:`reference.measure`."""
+        found = [0 if grad is None else grad.data_ptr() for grad in grads]
+        if found != self._grads or _capturing(thresholds):  # a graph keeps the tables that it reads
+            self._with_grads, self._grads = _Launch.over(self._weights, self._latents, grads), found
+        return _moments(self._with_grads, thresholds, self.exponent, self._adopts, share)
+
+    def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
+        """See :func:`reference.prune_` and :func:`reference.count`."""
+        launch = _Launch.over(self._weights, self._latents) if _capturing(thresholds) else self._launch
+        return _pruned(launch, thresholds, edges, self.exponent, record, self._adopts)
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _moments(launch: _Launch, thresholds: Tensor, exponent: float, adopt: bool, share: float) -> Moments:
     totals = torch.empty(3, len(thresholds), dtype=torch.float32, device=thresholds.device)
     partial = launch.room(3, torch.float32)
@@ -119,20 +150,23 @@ def prune_(
     record: Record | None = None,
 ) -> Record:
     """See :func:`reference.prune_`. What is recorded is written by the kernel itself: no launch copies it."""
-    if record is None or record.threshold.dtype != torch.float32:
-        record = _record(thresholds)
-    launch = _Launch.over(weights, latents)
-    results = [launch.room(2, torch.int32), record.nonzero, record.band, record.threshold]
-    launch.run(programs.counts, [thresholds, edges], results, _KINDS[exponent], True)
-    return record
+    return _pruned(_Launch.over(weights, latents), thresholds, edges, exponent, record, True)
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
     """See :func:`reference.count`."""
-    launch, record = _Launch.over(None, latents), _record(thresholds)
-    results = [launch.room(2, torch.int32), record.nonzero, record.band, record.threshold]
-    launch.run(programs.counts, [thresholds, edges], results, _KINDS[exponent], False)
+    record = _pruned(_Launch.over(None, latents), thresholds, edges, exponent, None, False)
     return record.nonzero, record.band
+
+
+def _pruned(
+    launch: _Launch, thresholds: Tensor, edges: Tensor, exponent: float, record: Record | None, write: bool
+) -> Record:
+    if record is None or record.threshold.dtype != torch.float32:
+        record = _record(thresholds)
+    results = [launch.room(2, torch.int32), record.nonzero, record.band, record.threshold]
+    launch.run(programs.counts, [thresholds, edges], results, _KINDS[exponent], write)
+    return record
 
 
 def _record(thresholds: Tensor) -> Record:

@@ -4,10 +4,14 @@
 // own operators round it. Sums are taken per block of fixed size and added up in order, so they do not depend on the
 // number of threads. The sweeps are compiled for several instruction sets and chosen at run time.
 
+#define _USE_MATH_DEFINES
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "isa.h"
@@ -22,16 +26,21 @@
 namespace {
 
 constexpr int64_t kBlock = 16384;  // elements; 64 KiB of each operand, so a block stays in the second-level cache
+constexpr int64_t kAlone = 65536;  // elements that one thread is through with before another one has woken up
 
 enum Pass : int32_t { kAdopt, kMeasure, kPrune, kCount, kShrink };
 enum Kind : int32_t { kHard, kSoft, kPower };
 
-// One tensor of a call; mirrored by a ctypes structure in native.py. Pointers a pass does not use are null.
-struct Tensor {
+// Where a tensor is: a row of the table that native.py keeps. Pointers a pass does not use are null.
+struct Row {
   void* weight;
   void* latent;
   void* grad;
   int64_t size;
+};
+
+// One tensor of a call.
+struct Tensor : Row {
   float threshold;
   float edge;
 };
@@ -106,10 +115,12 @@ Block best_block() {
 
 }  // namespace
 
-// Runs one pass over `count` tensors. `results` takes five doubles per tensor: square, peak, pull, kept, band.
-EXPORT void pareback_pass(const Tensor* tensors, int64_t count, int32_t bf16, const Options* options, int32_t threads,
-                          double* results) {
+namespace {
+
+// Runs one pass over tensors. `results` takes five doubles per tensor: square, peak, pull, kept, band.
+void run_pass(const std::vector<Tensor>& tensors, bool bf16, const Options& options, int32_t threads, double* results) {
   static const Block best[2] = {best_block<false>(), best_block<true>()};
+  const int64_t count = static_cast<int64_t>(tensors.size());
   std::vector<int64_t> first(count + 1, 0);
   for (int64_t i = 0; i < count; ++i) first[i + 1] = first[i] + (tensors[i].size + kBlock - 1) / kBlock;
   const int64_t blocks = first[count];
@@ -118,15 +129,21 @@ EXPORT void pareback_pass(const Tensor* tensors, int64_t count, int32_t bf16, co
   for (int64_t i = 0; i < count; ++i)
     for (int64_t b = first[i]; b < first[i + 1]; ++b) owner[b] = i;
   std::atomic<int64_t> next{0};
+  int64_t taken = 1;  // blocks at a time: small tensors have one each, and a thread should not ask for every one
+  while (taken * 64 < blocks && taken < 16) taken *= 2;
   const std::function<void()> work = [&] {
-    for (int64_t b; (b = next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
-      const Tensor& tensor = tensors[owner[b]];
-      const int64_t begin = (b - first[owner[b]]) * kBlock;
-      const int64_t end = begin + kBlock < tensor.size ? begin + kBlock : tensor.size;
-      partials[b] = best[bf16 != 0](tensor, begin, end, *options);
+    for (int64_t begin; (begin = next.fetch_add(taken, std::memory_order_relaxed)) < blocks;) {
+      for (int64_t b = begin; b < std::min(begin + taken, blocks); ++b) {
+        const Tensor& tensor = tensors[owner[b]];
+        const int64_t from = (b - first[owner[b]]) * kBlock;
+        const int64_t to = from + kBlock < tensor.size ? from + kBlock : tensor.size;
+        partials[b] = best[bf16](tensor, from, to, options);
+      }
     }
   };
-  if (threads > 1 && blocks > 1)
+  int64_t elements = 0;
+  for (const Tensor& tensor : tensors) elements += tensor.size;
+  if (threads > 1 && blocks > 1 && elements > kAlone)
     pareback::shared_pool().run(static_cast<int64_t>(threads) < blocks ? threads : static_cast<int>(blocks), work);
   else
     work();
@@ -143,4 +160,51 @@ EXPORT void pareback_pass(const Tensor* tensors, int64_t count, int32_t bf16, co
     row[0] = total.square, row[1] = total.peak, row[2] = total.pull;
     row[3] = static_cast<double>(total.kept), row[4] = static_cast<double>(total.band);
   }
+}
+
+float number(const void* at, int64_t i, bool wide) {
+  return wide ? static_cast<float>(static_cast<const double*>(at)[i]) : static_cast<const float*>(at)[i];
+}
+
+}  // namespace
+
+#include "control.h"
+
+// Runs one pass over the `count` tensors of a table at `thresholds`; `edges` may be null where no band is counted.
+EXPORT void pareback_pass(const Row* table, int64_t count, int32_t bf16, const void* thresholds, const void* edges,
+                          int32_t wide, const Options* options, int32_t threads, double* results) {
+  std::vector<Tensor> tensors(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const float threshold = number(thresholds, i, wide != 0);
+    tensors[i] = Tensor{table[i], threshold, edges == nullptr ? threshold : number(edges, i, wide != 0)};
+  }
+  run_pass(tensors, bf16 != 0, *options, threads, results);
+}
+
+// Moves the thresholds by one step and prunes the tensors of a table (or only counts, where they have no weights of
+// their own). Returns whether a tensor fell below its floor.
+EXPORT int32_t pareback_step(const Row* table, int32_t bf16, const Control* control, const double* moments, int32_t go,
+                             double scale, int32_t shrink, int32_t threads) {
+  const int64_t count = control->count;
+  const Controller::Sweep sweep = [&](const std::vector<double>& thresholds, const std::vector<double>& edges,
+                                      const std::vector<char>& open, bool prune) {
+    std::vector<Tensor> tensors;
+    std::vector<int64_t> which;
+    for (int64_t i = 0; i < count; ++i) {
+      if (!open[i]) continue;
+      which.push_back(i);
+      tensors.push_back(Tensor{table[i], static_cast<float>(thresholds[i]), static_cast<float>(edges[i])});
+    }
+    std::vector<double> results(5 * tensors.size());
+    const bool write = prune && count > 0 && table[0].weight != nullptr;
+    run_pass(tensors, bf16 != 0, Options{write ? kPrune : kCount, shrink, 1.0f}, threads, results.data());
+    for (size_t at = 0; at < which.size(); ++at) {
+      control->nonzero[which[at]] = static_cast<int64_t>(results[5 * at + 3]);
+      control->band[which[at]] = static_cast<int64_t>(results[5 * at + 4]);
+    }
+  };
+  Controller(*control, sweep).step(moments, go != 0, scale);
+  for (int64_t i = 0; i < count; ++i)
+    if (control->nonzero[i] < control->floor[i]) return 1;
+  return 0;
 }

@@ -22,17 +22,6 @@ _TYPES = (torch.float32, torch.bfloat16)
 _KINDS = {math.inf: 0, 1.0: 1, 3.0: 2}
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("latent", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-        ("threshold", ctypes.c_float),
-        ("edge", ctypes.c_float),
-    )
-
-
 class _Options(ctypes.Structure):
     _fields_ = (("pass_", ctypes.c_int32), ("shrink", ctypes.c_int32), ("straight_through", ctypes.c_float))
 
@@ -71,7 +60,7 @@ def adopt_(
     straight_through: float,
 ) -> Moments:
     """See :func:`reference.adopt_`."""
-    return _moments(_run("adopt", weights, latents, grads, thresholds, None, exponent, straight_through), thresholds)
+    return _moments(_run("adopt", weights, latents, grads, thresholds, None, exponent, straight_through))
 
 
 def measure(
@@ -82,7 +71,7 @@ def measure(
     straight_through: float,
 ) -> Moments:
     """See :func:`reference.measure`."""
-    return _moments(_run("measure", None, latents, grads, thresholds, None, exponent, straight_through), thresholds)
+    return _moments(_run("measure", None, latents, grads, thresholds, None, exponent, straight_through))
 
 
 def prune_(
@@ -109,6 +98,105 @@ def shrunk(latents: Sequence[Tensor], thresholds: Tensor, exponent: float) -> li
     return results
 
 
+class Table:
+    """Where tensors are, as the library reads it: written once, and again only where an address has changed."""
+
+    def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor]) -> None:
+        none = [0] * len(latents)
+        columns = [
+            none if weights is None else [weight.data_ptr() for weight in weights],
+            [latent.data_ptr() for latent in latents],
+            none,
+            [latent.numel() for latent in latents],
+        ]
+        self.rows = torch.tensor(columns, dtype=torch.int64).t().contiguous()
+        self.bf16 = latents[0].dtype == torch.bfloat16
+        self._grads = none
+
+    @property
+    def address(self) -> int:
+        return self.rows.data_ptr()
+
+    def point_to(self, grads: Sequence[Tensor | None]) -> None:
+        """Take over where the gradients of this step are."""
+        found = [0 if grad is None else grad.data_ptr() for grad in grads]
+        if found != self._grads:
+            self.rows[:, 2] = torch.tensor(found, dtype=torch.int64)
+            self._grads = found
+
+    def run(
+        self,
+        name: str,
+        thresholds: Tensor,
+        edges: Tensor | None,
+        exponent: float,
+        straight_through: float = 1.0,
+        results: Tensor | None = None,
+    ) -> Tensor:
+        """Run a pass; returns [tensors, 5]: square, peak, pull, kept, band."""
+        number = len(self.rows)
+        if results is None:
+            results = torch.empty(number, 5, dtype=torch.float64)
+        thresholds = thresholds.contiguous()
+        edges = None if edges is None else edges.contiguous()
+        options = _Options(_PASSES[name], _KINDS[exponent], straight_through)
+        _native.pareback_pass(
+            ctypes.c_void_p(self.rows.data_ptr()),
+            ctypes.c_int64(number),
+            self.bf16,
+            ctypes.c_void_p(thresholds.data_ptr()),
+            ctypes.c_void_p(None if edges is None else edges.data_ptr()),
+            thresholds.dtype == torch.float64,
+            ctypes.byref(options),
+            torch.get_num_threads(),
+            ctypes.c_void_p(results.data_ptr()),
+        )
+        return results
+
+
+class Prepared:
+    """Tensors that are swept again and again, and stay where they are meanwhile."""
+
+    def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor], exponent: float) -> None:
+        self.table = Table(weights, latents)
+        self.exponent = exponent
+        self._first, self._second = ("measure", "count") if weights is None else ("adopt", "prune")
+
+    def takes(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether gradients of the right type and layout can be swept wherever they are."""
+        return True
+
+    def moments(
+        self, grads: Sequence[Tensor | None], thresholds: Tensor, share: float, results: Tensor | None = None
+    ) -> Tensor:
+        """Measure into ``results``, the library's own table of them."""
+        self.table.point_to(grads)
+        return self.table.run(self._first, thresholds, None, self.exponent, share, results)
+
+    def measured(self, grads: Sequence[Tensor | None], thresholds: Tensor, share: float) -> Moments:
+        """See :func:`reference.adopt_` and :func:`reference.measure`."""
+        return _moments(self.moments(grads, thresholds, share))
+
+    def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
+        """See :func:`reference.prune_` and :func:`reference.count`."""
+        return Record(thresholds, *_counts(self.table.run(self._second, thresholds, edges, self.exponent)))
+
+
+def step(prepared: Prepared, control: ctypes.Structure, moments: Tensor, go: bool, scale: float) -> bool:
+    """Move thresholds by what was measured and prune, in one call; see control.h. Return whether a floor broke."""
+    broken: int = _native.pareback_step(
+        ctypes.c_void_p(prepared.table.address),
+        prepared.table.bf16,
+        ctypes.byref(control),
+        ctypes.c_void_p(moments.data_ptr()),
+        go,
+        ctypes.c_double(scale),
+        _KINDS[prepared.exponent],
+        torch.get_num_threads(),
+    )
+    return bool(broken)
+
+
 def _run(
     name: str,
     weights: Sequence[Tensor] | None,
@@ -119,42 +207,14 @@ def _run(
     exponent: float,
     straight_through: float = 1.0,
 ) -> Tensor:
-    """Run a pass; the tensors share one dtype. Returns [tensors, 5]: square, peak, pull, kept, band."""
-    number = len(latents)
-    bounds = thresholds.tolist()
-    ends = bounds if edges is None else edges.tolist()
-    table = (_Tensor * number)(
-        *(
-            _Tensor(
-                None if weights is None else weights[i].data_ptr(),
-                latents[i].data_ptr(),
-                _address(grads[i]) if grads is not None else None,
-                latents[i].numel(),
-                bounds[i],
-                ends[i],
-            )
-            for i in range(number)
-        )
-    )
-    results = torch.empty(number, 5, dtype=torch.float64)
-    options = _Options(_PASSES[name], _KINDS[exponent], float(straight_through))
-    _native.pareback_pass(
-        table,
-        ctypes.c_int64(number),
-        ctypes.c_int32(latents[0].dtype == torch.bfloat16),
-        ctypes.byref(options),
-        ctypes.c_int32(torch.get_num_threads()),
-        ctypes.c_void_p(results.data_ptr()),
-    )
-    return results
+    table = Table(weights, latents)
+    if grads is not None:
+        table.point_to(grads)
+    return table.run(name, thresholds, edges, exponent, float(straight_through))
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _moments(results: Tensor, like: Tensor) -> Moments:
-    square, peak, pull = results[:, :3].to(like.dtype).unbind(1)
+def _moments(results: Tensor) -> Moments:
+    square, peak, pull = results.t()[:3].contiguous().unbind()
     return Moments(square, peak, pull)
 
 

@@ -46,7 +46,7 @@ inline Vec cubic(Vec magnitude, float threshold) {
   const int32_t exponent = bits_as<int32_t>(threshold) & 0x7F800000;
   const float down = bits_as<float>(exponent), up = bits_as<float>(0x7F000000 - exponent), t = threshold * up;
   const Vec a = magnitude * up;
-  const Vec x = a * a * a - t * t * t;
+  const Vec x = (a - t) * ((a + t) * a + t * t);
   const Int third = __builtin_convertvector(__builtin_convertvector(bits_as<Int>(x), Vec) * (1.0f / 3.0f), Int);
   Vec y = bits_as<Vec>(0x54A20000 - third);
   for (int step = 0; step < 3; ++step) {

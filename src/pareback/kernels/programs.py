@@ -21,7 +21,7 @@ def _cubic(magnitude, threshold):
     up = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
     t = threshold * up
     a = magnitude * up
-    x = a * a * a - t * t * t
+    x = (a - t) * ((a + t) * a + t * t)
     third = (x.to(tl.int32, bitcast=True).to(tl.float32) * (1.0 / 3.0)).to(tl.int32)
     y = (0x54A20000 - third).to(tl.float32, bitcast=True)
     for _ in tl.static_range(3):
@@ -163,7 +163,7 @@ def counts(
     PRUNE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Count what pruning leaves; with PRUNE, write it, and at which threshold it was made."""
+    """Count what pruning leaves, and note at which threshold; with PRUNE, write it."""
     tensor, begin, length = _place(owner, first, sizes, span)
     threshold, edge = tl.load(thresholds + tensor), tl.load(edges + tensor)
     below = threshold + threshold - edge
@@ -189,5 +189,4 @@ def counts(
         mine, others = tl.load(first + tensor), tl.load(first + tensor + 1)
         tl.store(kept_total + tensor, _total(partial, mine, others, False, tl.int64))
         tl.store(band_total + tensor, _total(partial + programs, mine, others, False, tl.int64))
-        if PRUNE:
-            tl.store(used + tensor, threshold)
+        tl.store(used + tensor, threshold)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..wording import did_you_mean
+from ..messages import did_you_mean
 from .reading import Field, entries, nearest, nearest_key, sections
 
 _PREFIX = "recipe:"

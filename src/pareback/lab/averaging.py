@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pruner import Pruner
+from ..pruning.pruner import Pruner
 
 
 class Average:
@@ -58,6 +58,6 @@ class Average:
         self._count.copy_(state["count"])
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        latents = {} if self._pruner is None else self._pruner.state_dict()["latents"]
+        latents = {} if self._pruner is None else self._pruner.latent_tensors()
         sources = {**self._model.state_dict(), **latents}
         return [(mine, sources[name]) for name, mine in self.module.state_dict().items()]

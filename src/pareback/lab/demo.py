@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from ..messages import place
 from ..report import table
-from ..wording import place
 from . import plot_convergence, plot_histograms, plot_layers
 from .recipe import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
 from .record import Record, read_record

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ..wording import listed
+from ..messages import listed
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .fingerprint import fingerprint
 from .optional import optional

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..cost import needs_flops
-from ..goal import Budget, Fixed, Goal, Unconstrained
-from ..pruner import Pruner
+from ..goals import Budget, Fixed, Goal, Unconstrained
+from ..pruning.pruner import Pruner
 from .recipe import GoalRecipe
 
 
@@ -69,6 +68,6 @@ def pruner_of(
         include=recipe.include,
         exclude=recipe.exclude,
         min_size=recipe.min_size,
-        example_inputs=torch.zeros(1, *shape, device=device) if needs_flops(goal) else None,
+        example_inputs=torch.zeros(1, *shape, device=device) if goal.needs_flops() else None,
         threshold_lr=recipe.threshold_lr,
     )

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..flops import count_flops
-from ..pruner import Pruner
+from ..costs.flops import count_flops
+from ..pruning.pruner import Pruner
 from ..report import Report, report_on
 from . import files
 
@@ -73,8 +73,7 @@ def _saved(report: Report) -> int:
 def _tensors(report: Report, pruner: Pruner | None) -> list[dict[str, Any]]:
     known: dict[str, tuple[float, float]] = {}
     if pruner is not None:
-        control = pruner.state_dict()["control"]
-        spreads, thresholds = control["spread"].tolist(), control["threshold"].tolist()
+        spreads, thresholds = pruner.spreads().tolist(), pruner.thresholds().tolist()
         known = dict(zip(pruner.names, zip(spreads, thresholds, strict=True), strict=True))
     return [
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..artifact import weights
-from ..wording import listed
+from ..messages import listed
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..wording import did_you_mean, listed, nearest_word
+from ..messages import did_you_mean, listed, nearest_word
 from .optional import optional
 from .recipe import Recipe
 from .yaml_text import parsed

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..wording import one_of
+from ..messages import one_of
 from .batching import check_batch
 from .recipe import DataRecipe
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from ..messages import counted
 from ..report import table
-from ..wording import counted
 from .paper import CLASSES, EPOCHS, PRECISION, TEST_IMAGES, TRAIN_IMAGES, WIDTH, Experiment, Row
 from .record import Record, date
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..wording import did_you_mean
+from ..messages import did_you_mean
 from .optional import optional
 from .pretrained import load_weights_
 from .thin import narrow_

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..control import ramp_share
 from ..curves.exactness import LIMITS, limits
 from ..curves.exactness import allowed as allowed_at
-from ..options import usual_ramp
+from ..goals.budget import EXACT_RAMP
+from ..thresholds.controller import ramp_share
 
 _UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 
@@ -72,7 +72,7 @@ def ramp(recipe: Mapping[str, Any]) -> float:
     """Return the share of the training over which the target grows."""
     exactly = recipe["goal.kind"] == "budget" and recipe["goal.enforce"] == "exact"
     given = recipe["goal.ramp"]
-    return float(usual_ramp(exactly) if given is None else given)
+    return float((EXACT_RAMP if exactly else 0.0) if given is None else given)
 
 
 def grown(done: float, over: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..wording import counted
+from ..messages import counted
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""Which tensors are pruned: by default every trainable floating matrix or kernel of at least ``min_size`` weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from ..errors import InvalidType, InvalidValue
+from ..messages import did_you_mean, listed
+
+MIN_SIZE = 1000
+
+#: Parts of a parameter's name that only say how the model is wrapped, not what the tensor is.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A parameter to be pruned, under the name it has in the unwrapped model."""
+
+    name: str
+    parameter: nn.Parameter
+
+
+def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Map parameter names to parameters, ties once, without the prefixes of torch.compile and DDP.
+
+    The names stay the same when a model is wrapped, so patterns and checkpoints keep fitting.
+
+    >>> list(plain_names(nn.Sequential(nn.Linear(2, 1))))
+    ['0.weight', '0.bias']
+    """
+    seen: dict[int, str] = {}
+    return {name: p for name, p in _all_names(model) if seen.setdefault(id(p), name) == name}
+
+
+def _all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    wrapped = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    outer = isinstance(getattr(model, "_orig_mod", model), wrapped)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = [part for part in name.split(".") if part not in _WRAPPERS]
+        yield ".".join(parts[1:] if outer else parts), parameter
+
+
+def select(
+    model: nn.Module,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    min_size: int = MIN_SIZE,
+) -> list[Selected]:
+    """Return the parameters to prune, in model order.
+
+    ``include`` and ``exclude`` hold fnmatch patterns on parameter names. Patterns in ``include`` choose parameters
+    whatever their size or shape; ``exclude`` has the last word.
+
+    >>> model = nn.Sequential(nn.Linear(100, 20), nn.Linear(20, 2))
+    >>> [s.name for s in select(model)]
+    ['0.weight']
+    >>> [s.name for s in select(model, include="*.weight")]
+    ['0.weight', '1.weight']
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(min_size, bool) or not isinstance(min_size, int):
+        raise InvalidType(f"min_size={min_size!r} must be a whole number of elements, such as {MIN_SIZE}.")
+    parameters = plain_names(model)
+    lazy = [name for name, p in parameters.items() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise InvalidValue(f"{listed(lazy)} has no shape yet. Run the model once on a batch before pruning it.")
+    aliases = _aliases(model, parameters)
+    wanted = _matches("include", include, aliases)
+    unwanted = _matches("exclude", exclude, aliases) or set()
+    if wanted is None:
+        wanted = {name for name, p in parameters.items() if _by_default(p, min_size)}
+    else:
+        for name in wanted - unwanted:
+            _check_prunable(name, parameters[name])
+    chosen = [Selected(name, p) for name, p in parameters.items() if name in wanted - unwanted]
+    if not chosen:
+        raise InvalidValue(
+            "No parameter is left to prune. By default trainable tensors of two or more dimensions and at least "
+            f"min_size={min_size} elements are chosen; lower min_size, or name tensors with include=['*.weight']."
+        )
+    return chosen
+
+
+def matching(model: nn.Module, option: str, patterns: str | Iterable[str] | None) -> set[str]:
+    """Return the names that patterns choose, whatever the parameters are."""
+    return _matches(option, patterns, _aliases(model, plain_names(model))) or set()
+
+
+def _aliases(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+    """Map every name a parameter goes by, of which tied ones have several, to the one in ``parameters``."""
+    first = {id(parameter): name for name, parameter in parameters.items()}
+    return {name: first[id(parameter)] for name, parameter in _all_names(model)}
+
+
+def _matches(option: str, patterns: str | Iterable[str] | None, names: dict[str, str]) -> set[str] | None:
+    if patterns is None:
+        return None
+    found: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        hits = {first for name, first in names.items() if fnmatchcase(name, pattern)}
+        if not hits:
+            hint = did_you_mean(pattern, names) or f" The model's parameters are {listed(names)}."
+            raise InvalidValue(f"{option}={pattern!r} matches no parameter.{hint}")
+        found |= hits
+    return found
+
+
+def _by_default(parameter: nn.Parameter, min_size: int) -> bool:
+    return (
+        parameter.requires_grad
+        and parameter.is_floating_point()
+        and parameter.ndim >= 2
+        and parameter.numel() >= min_size
+    )
+
+
+def _check_prunable(name: str, parameter: nn.Parameter) -> None:
+    if not parameter.is_floating_point():
+        raise InvalidType(
+            f"{name!r} has dtype {parameter.dtype}; only real floating tensors can be pruned. "
+            f"Leave it out with exclude=[{name!r}]."
+        )
+    if not parameter.requires_grad:
+        raise InvalidValue(
+            f"{name!r} is frozen (requires_grad=False) and would never be trained at its new sparsity. "
+            f"Unfreeze it, or leave it out with exclude=[{name!r}]."
+        )
+    if parameter.numel() == 0:
+        raise InvalidValue(f"{name!r} has no elements. Leave it out with exclude=[{name!r}].")
+
+
+def check_finite(selected: Iterable[Selected]) -> None:
+    """Raise ValueError naming the first tensor that holds NaN or infinity."""
+    for s in selected:
+        if not bool(torch.isfinite(s.parameter.detach()).all()):
+            raise InvalidValue(
+                f"{s.name!r} contains NaN or infinity. Initialise or load finite weights before pruning them."
+            )

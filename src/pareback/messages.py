@@ -1,0 +1,110 @@
+"""Error messages that say what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from pathlib import PurePath
+from typing import ParamSpec, TypeVar
+
+from .errors import InvalidType, InvalidValue
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def listed(names: Iterable[str], limit: int = 5) -> str:
+    """Join names for a message, the first few quoted and the rest counted.
+
+    >>> listed(["a", "b"])
+    "'a', 'b'"
+    >>> listed("abcdefg", limit=2)
+    "'a', 'b' and 5 more"
+    """
+    names = list(names)
+    shown = ", ".join(repr(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def excluding(names: Sequence[str], limit: int = 3) -> str:
+    """Return the option that leaves parameters out.
+
+    >>> excluding(["a", "b"]), excluding("abcdefg")
+    ("exclude=['a', 'b']", "exclude=['a', 'b', 'c', ...]")
+    """
+    more = ", ..." if len(names) > limit else ""
+    return f"exclude=[{', '.join(repr(name) for name in names[:limit])}{more}]"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a count with its noun, whose plural is given where an s does not make it.
+
+    >>> counted(1, "layer"), counted(1200, "run"), counted(2, "entry", "entries")
+    ('1 layer', '1,200 runs', '2 entries')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def figure(value: Fraction | int) -> str:
+    """Write a count for a reader.
+
+    >>> figure(Fraction(1234567))
+    '1,234,567'
+    """
+    return f"{math.ceil(value):,}"
+
+
+def place(path: PurePath) -> str:
+    """Return a path for the end of a sentence, quoted where its own full stop would meet the sentence's.
+
+    >>> place(PurePath("runs")), place(PurePath("."))
+    ('runs', "'.'")
+    """
+    return repr(str(path)) if str(path).endswith(".") else str(path)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean …?" for the nearest known word, or nothing.
+
+    >>> did_you_mean("sparsty", ["sparsity", "params"])
+    " Did you mean 'sparsity'?"
+    """
+    near = nearest_word(word, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like another one, or nothing if none is.
+
+    >>> nearest_word("sparsty", ["sparsity", "params"]), nearest_word("x", ["params"])
+    ('sparsity', '')
+    """
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), "")
+
+
+def one_of(option: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    choices = list(choices)
+    if value not in choices:
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise InvalidValue(f"{option}={value!r} is not known. Write one of {listed(choices, 9)}.{hint}")
+
+
+def suggests_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that a misspelt keyword is answered with the right one."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                hint = did_you_mean(name, known) or f" It takes {listed(known, 20)}."
+                called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+                raise InvalidType(f"{called} has no option {name!r}.{hint}")
+        return function(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,183 @@
+"""Which optimizer moves each pruned tensor, in which parameter group, and how fast its threshold learns there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..costs.selection import Selected
+from ..errors import InvalidValue
+from ..messages import excluding, listed
+from ..thresholds.controller import Rates
+
+#: Thresholds learn at this multiple of their tensor's learning rate, by how its optimizer scales gradients.
+SGD_MULTIPLE = 0.01
+ADAPTIVE_MULTIPLE = 1.0
+#: And at most at this rate, in σ per step: lr = 1 is a factor to Adadelta and its like, not a step.
+ADAPTIVE_MOST = 0.01
+
+
+class Groups:
+    """The pruned tensors divided among optimizers and parameter groups, and the rates read from those at every step."""
+
+    def __init__(
+        self,
+        selected: Sequence[Selected],
+        optimizers: Sequence[Optimizer],
+        multiple: float | None,
+        like: Tensor,
+        plain_gradients: bool = False,
+    ) -> None:
+        self.optimizers = list(optimizers)
+        found = _places(selected, optimizers)
+        self._shape = self._present_shape()
+        members: dict[tuple[int, int], list[int]] = {}
+        for i, place in enumerate(found):
+            members.setdefault(place, []).append(i)
+        #: The tensors each optimizer moves.
+        self.parts = [[i for i, place in enumerate(found) if place[0] == k] for k in range(len(optimizers))]
+        self._index = [torch.tensor(part, dtype=torch.int64, device=like.device) for part in self.parts]
+        adaptive = {place: is_adaptive(_group(optimizers, place)) for place in members}
+        self._groups = [
+            _Group(
+                optimizers[o],
+                g,
+                torch.tensor(which, device=like.device),
+                ADAPTIVE_MOST if adaptive[o, g] and multiple is None else math.inf,
+            )
+            for (o, g), which in members.items()
+        ]
+        default = [ADAPTIVE_MULTIPLE if adaptive[place] else SGD_MULTIPLE for place in found]
+        multiples = default if multiple is None else [multiple] * len(found)
+        self._multiple = torch.tensor(multiples, dtype=like.dtype, device=like.device)
+        self._adaptive = torch.tensor([adaptive[p] and not plain_gradients for p in found], device=like.device)
+        self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
+        maximized = [bool(_group(optimizers, place).get("maximize")) for place in found]
+        #: −1 where an optimizer maximises and a threshold has to follow the task's gradient uphill.
+        self.sense = torch.tensor([-1.0 if m else 1.0 for m in maximized]).to(like) if any(maximized) else None
+
+    def changed(self) -> bool:
+        """Whether an optimizer has other parameter groups than when the tensors were divided among them."""
+        return self._shape != self._present_shape()
+
+    def _present_shape(self) -> list[int]:
+        return [len(group["params"]) for one in self.optimizers for group in one.param_groups]
+
+    def read(self) -> Rates:
+        """Return the present rates, without waiting for the device."""
+        return Rates(self._read(self._lr, "lr"), self._multiple, self._read(self._momentum, "momentum"), self._adaptive)
+
+    def _read(self, rates: Tensor, name: str) -> Tensor:
+        first = self._groups[0].value(name)
+        if len(self._groups) == 1 and _is_away(first):
+            launches_nothing: Tensor = first.reshape(1).to(rates).expand(len(rates))
+            return launches_nothing
+        for group in self._groups:
+            group.write(rates, name)
+        return rates
+
+    def of_part(self, part: int, values: Tensor) -> Tensor:
+        """Return the entries of ``values`` that belong to one optimizer's tensors."""
+        return values if len(self.parts[part]) == len(values) else values.index_select(0, self._index[part])
+
+    def set_part_(self, part: int, values: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
+        """Overwrite those entries of each vector, in place."""
+        if len(self.parts[part]) == len(values[0]):
+            torch._foreach_copy_(list(values), list(fresh))
+        else:
+            for value, new in zip(values, fresh, strict=True):
+                value.index_copy_(0, self._index[part], new.to(value.dtype))
+
+    def to(self, device: torch.device) -> None:
+        """Follow the model to another device."""
+        for group in self._groups:
+            group.to(device)
+        self._index = [index.to(device) for index in self._index]
+        self._multiple, self._adaptive = self._multiple.to(device), self._adaptive.to(device)
+        self._lr, self._momentum = self._lr.to(device), self._momentum.to(device)
+        self.sense = None if self.sense is None else self.sense.to(device)
+
+
+class _Group:
+    """One parameter group: its pruned tensors, and what was last written of its rates."""
+
+    def __init__(self, optimizer: Optimizer, number: int, index: Tensor, most: float) -> None:
+        self._optimizer, self._number, self._index = optimizer, number, index
+        self._most = most
+        self._written: dict[str, float] = {}
+
+    def value(self, name: str) -> Any:
+        """Return a rate as the optimizer has it: a number or a tensor."""
+        settings = self._optimizer.param_groups[self._number]
+        if name == "momentum":
+            return settings.get("momentum", 0.0)
+        rate = settings["lr"]
+        return rate.clamp_max(self._most) if _is_away(rate) and self._most < math.inf else rate
+
+    def write(self, rates: Tensor, name: str) -> None:
+        """Write one rate. A tensor on the device is copied there, so that a replayed graph sees it change."""
+        value = self.value(name)
+        if _is_away(value):
+            rates.index_copy_(0, self._index, value.reshape(1).to(rates).expand(len(self._index)))
+            return
+        number = min(float(value), self._most) if name == "lr" else float(value)
+        if self._written.get(name) != number:
+            rates.index_fill_(0, self._index, number)
+            self._written[name] = number
+
+    def to(self, device: torch.device) -> None:
+        self._index = self._index.to(device)
+        self._written.clear()
+
+
+def _is_away(value: object) -> bool:
+    """Whether a rate is a tensor on another device, whose value would have to be waited for."""
+    return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def is_adaptive(group: dict[str, Any]) -> bool:
+    """Whether a parameter group belongs to an optimizer that divides gradients by their size, as Adam does."""
+    if "history_size" in group:  # LBFGS scales the whole step, not each gradient by its size
+        return False
+    return "momentum" not in group or "betas" in group or "alpha" in group
+
+
+def _group(optimizers: Sequence[Optimizer], place: tuple[int, int]) -> dict[str, Any]:
+    return optimizers[place[0]].param_groups[place[1]]  # type: ignore[no-any-return]
+
+
+def _places(selected: Sequence[Selected], optimizers: Sequence[Optimizer]) -> list[tuple[int, int]]:
+    """Return the optimizer and the group of every tensor, refusing tensors in none, or in several optimizers."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for o, optimizer in enumerate(optimizers):
+        for g, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                places.setdefault(id(parameter), []).append((o, g))
+    missing = [s.name for s in selected if id(s.parameter) not in places]
+    if missing:
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        raise InvalidValue(
+            f"{listed(missing)} would be pruned but {are} in no optimizer that was given. Add {them} to the "
+            f"optimizer, or leave {them} out with {excluding(missing)}."
+        )
+    owners = [{id(optimizers[o]) for o, _ in places[id(s.parameter)]} for s in selected]
+    twice = [s.name for s, held in zip(selected, owners, strict=True) if len(held) > 1]
+    if twice:
+        are, them = ("is", "it") if len(twice) == 1 else ("are", "them")
+        raise InvalidValue(
+            f"{listed(twice)} {are} in more than one of the optimizers given, and a step of the second would fill "
+            f"the zeros again. Let one optimizer move {them}."
+        )
+    found = [places[id(s.parameter)][0] for s in selected]
+    for place in dict.fromkeys(found):
+        if not isinstance(_group(optimizers, place).get("lr"), (int, float, Tensor)):
+            raise InvalidValue(
+                f"{type(optimizers[place[0]]).__name__} has no learning rate (lr) in its parameter group {place[1]}, "
+                "which the thresholds would follow. Give it an lr."
+            )
+    return found

@@ -1,0 +1,94 @@
+"""Checks of what a pruner is built with; each says what to write instead."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..errors import InvalidType, InvalidValue
+from ..messages import listed, one_of
+from ..shrink import EXPONENTS
+
+if TYPE_CHECKING:
+    from .pruner import Pruner
+
+#: The pruners at work, so that no two fight over a parameter. Weak references to the parameters themselves would keep
+#: torch.utils.swap_tensors from working on them.
+active: weakref.WeakSet[Pruner] = weakref.WeakSet()
+
+
+def check_shrink(shrink: str) -> float:
+    """Return the exponent of a named shrink operator."""
+    one_of("shrink", shrink, EXPONENTS)
+    return EXPONENTS[shrink]
+
+
+def checked_share(straight_through: float) -> float:
+    """Return the share of their gradient that pruned weights keep; True is all of it and False nothing."""
+    if not isinstance(straight_through, (bool, int, float)) or not 0.0 <= straight_through <= 1.0:
+        raise InvalidValue(
+            f"straight_through={straight_through!r} must be True, False, or the share of their gradient that pruned "
+            "weights keep, in [0, 1]."
+        )
+    return float(straight_through)
+
+
+def checked_total(total_steps: int | None) -> int | None:
+    """Return the number of optimizer steps, or None where none was given."""
+    if total_steps is None:
+        return None
+    if isinstance(total_steps, bool) or not isinstance(total_steps, int):
+        raise InvalidType(f"total_steps={total_steps!r} must be a whole number: epochs * len(loader).")
+    if total_steps < 1:
+        raise InvalidValue(f"total_steps={total_steps!r} must be at least 1: epochs * len(loader).")
+    return total_steps
+
+
+def ramp_steps(ramp: float, total_steps: int | None) -> int:
+    """Return over how many steps the target grows."""
+    if isinstance(ramp, bool) or not isinstance(ramp, (int, float)) or not 0.0 <= ramp <= 1.0:
+        raise InvalidValue(f"ramp={ramp!r} must be the share of total_steps over which the target grows, in [0, 1].")
+    if ramp == 0.0:
+        return 0
+    if total_steps is None:
+        raise InvalidValue(
+            "The target grows over a share of the training, so its length is needed: total_steps=epochs * len(loader). "
+            "Write ramp=0 to prune to the full target at once."
+        )
+    return max(1, math.ceil(ramp * total_steps))
+
+
+def check_threshold_lr(multiple: float | None) -> None:
+    """Refuse what cannot be a multiple of a learning rate."""
+    if multiple is None:
+        return
+    if isinstance(multiple, bool) or not isinstance(multiple, (int, float)) or not 0.0 <= multiple < math.inf:
+        raise InvalidValue(
+            f"threshold_lr={multiple!r} must be a multiple of the optimizer's learning rate, such as 0.01."
+        )
+
+
+def check_unowned(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
+    """Refuse parameters that another pruner is at work on."""
+    owned = {id(p) for pruner in active for p in pruner.parameters}
+    taken = [name for name, p in zip(names, parameters, strict=True) if id(p) in owned]
+    if taken:
+        raise InvalidValue(
+            f"{listed(taken)} is being pruned by another pruner already. Call its finish() first, or leave the tensor "
+            f"out with exclude=[{taken[0]!r}]."
+        )
+
+
+def check_dense_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Refuse embeddings whose gradients are sparse."""
+    ids = {id(p) for p in parameters}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and id(module.weight) in ids:
+            raise InvalidValue(
+                f"The embedding {name!r} has sparse=True, and pruning needs dense gradients. Build it with "
+                f"sparse=False, or leave it out with exclude=['{name}.weight']."
+            )

@@ -1,0 +1,548 @@
+"""The pruner: a goal attached to a model and to the steps of its optimizers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..costs.selection import MIN_SIZE, plain_names, select
+from ..errors import InvalidUse, InvalidValue
+from ..goals.goal import Goal, Weights, checked_goal
+from ..kernels import Moments, shrunk
+from ..messages import listed, suggests_options
+from ..sharding import Shards, like, local
+from ..shrink import predicted_sparsity
+from ..thresholds.controller import Controller, State
+from ..thresholds.masks import MaskRule
+from ..thresholds.search import counter, keep_at_most, land_one
+from . import state as saved
+from .beside import BesideOptimizer
+from .groups import Groups
+from .hooks import StepHooks, check_optimizers, check_ownership
+from .options import (
+    active,
+    check_dense_gradients,
+    check_shrink,
+    check_threshold_lr,
+    check_unowned,
+    checked_share,
+    checked_total,
+    ramp_steps,
+)
+from .step import Mount, Step
+from .watch import Resumption, Watch, gone_sentence, leave_optimizers_alone, watch_all_optimizers
+
+if TYPE_CHECKING:
+    from ..report import Known, Report
+
+#: finish() speaks up where the model's non-zeros differ from the pruner's by more than this share, and a handful.
+_CUT, _HANDFUL = 0.1, 50
+
+
+class Pruner:
+    """Trains a model to a goal from inside its optimizer's step.
+
+    The model's own parameters hold the pruned weights, so everything that works with a plain model works. During
+    ``optimizer.step()`` they show the latent weights, kept in memory of their own, and the optimizer moves those; after
+    it the thresholds move and the latents are pruned into the parameters. The hooks keep the pruner alive.
+
+    Args:
+        model: any module. It is pruned to the initial target at once and never otherwise modified.
+        optimizer: the torch optimizer of its parameters, or a sequence of them, stepped in that order.
+        goal: :class:`~pareback.Budget`, :class:`~pareback.Fixed` or :class:`~pareback.Unconstrained`.
+        total_steps: the optimizer steps the training will take; needed where the target grows.
+        shrink: ``"hard"`` keeps surviving weights as they are, ``"power"`` lets them start at zero on the threshold,
+            ``"soft"`` subtracts it. An exact budget takes ``"power"`` by default, other goals ``"hard"``.
+        ramp: share of ``total_steps`` over which the target grows; 0.5 for an exact budget, else 0.
+        straight_through: whether pruned weights go on receiving their gradient, or which share of it.
+        include, exclude: fnmatch patterns on parameter names; ``include`` overrides ``min_size``.
+        min_size: the fewest elements of a tensor that is pruned by default.
+        example_inputs: a batch like those the model is called with; needed for FLOPs.
+        threshold_lr: the thresholds' learning rate as a multiple of their tensor's; 0.01 for SGD.
+
+    >>> import pareback as pb
+    >>> model = torch.nn.Linear(100, 20)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> pruner = Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=50)
+    >>> for _ in range(50):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 100)).square().mean().backward()
+    ...     optimizer.step()
+    >>> _ = pruner.finish()
+    >>> int(model.weight.count_nonzero())
+    200
+    """
+
+    #: Whether optimizers that evaluate the model several times in a step can be used.
+    _repeats_closures = False
+
+    @suggests_options
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        goal: Goal,
+        total_steps: int | None = None,
+        *,
+        shrink: str | None = None,
+        ramp: float | None = None,
+        straight_through: float = True,
+        include: str | Iterable[str] | None = None,
+        exclude: str | Iterable[str] | None = None,
+        min_size: int = MIN_SIZE,
+        example_inputs: Any = None,
+        threshold_lr: float | None = None,
+    ) -> None:
+        self.model, self.goal = model, goal
+        optimizers = check_optimizers(optimizer, self._repeats_closures)
+        include, exclude = _reusable(include), _reusable(exclude)
+        resolved = checked_goal(goal).resolve(model, include, exclude, min_size, example_inputs)
+        self._resolved, self._choice = resolved, (include, exclude, min_size)
+        self._exponent = check_shrink(shrink or goal.usual_shrink)
+        self._straight_through = checked_share(straight_through)
+        self.total_steps = checked_total(total_steps)
+        growing = ramp_steps(goal.usual_ramp if ramp is None else ramp, self.total_steps)
+        check_threshold_lr(threshold_lr)
+        self._threshold_lr = threshold_lr
+        self.parameters, self.names = resolved.parameters, resolved.names
+        check_dense_gradients(model, self.parameters)
+        check_unowned(self.names, self.parameters)
+        check_ownership(model, optimizers)
+        self._shards = Shards(self.parameters)
+        like = torch.zeros(len(self.names), dtype=resolved.dtype, device=local(self.parameters[0]).device)
+        rule = goal.rule(resolved, like, self.total_steps)
+        groups = Groups(resolved.selected, optimizers, threshold_lr, like, rule.plain_gradients)
+        # Everything that can be refused has been; from here on the model changes.
+        with torch.no_grad():
+            tensors = [local(p.detach()) for p in self.parameters]
+            zeros = sum(t.numel() - int(t.count_nonzero()) for t in tensors)
+            state = self._start(tensors, 0.0 if growing else 1.0)
+            extremes = goal.extremes_of(resolved, state.r)
+            controller = Controller(rule, resolved.sizes, resolved.ranges, state, growing, extremes)
+            mount = self._mounted(state.threshold)
+            self._step = Step(
+                self.names, self.parameters, resolved.ranges, controller, groups, mount, self._shards, self._exponent
+            )
+            if isinstance(rule, MaskRule):
+                rule.begin(mount.latents())
+            for part in range(len(optimizers)):
+                self._step.prune(part)
+            self._step.exchange_counts()
+        if growing == 0:
+            goal.check_start(resolved, state.nonzero.tolist())
+        self._report: Report | None = None
+        self._looking = False  # whether the latent weights are in the model because the user asked for them
+        self._watch = Watch(model, self.names, self.parameters, optimizers)
+        self._resumption = Resumption(optimizers, zeros, sum(t.numel() for t in tensors))
+        self._attach()
+
+    def _start(self, tensors: Sequence[Tensor], share: float) -> State:
+        weights = self._resolved.weights(tensors, self._shards)
+        threshold = self.goal.start(self._resolved, weights, share, self._exponent, self._shards)
+        counts = torch.zeros(len(tensors), dtype=torch.int64, device=weights.spread.device)
+        return State(
+            r=threshold / weights.spread.clamp_min(torch.finfo(threshold.dtype).tiny),
+            threshold=threshold,
+            spread=weights.spread,
+            peak=weights.peak,
+            nonzero=counts,
+            band=counts.clone(),
+            step=torch.zeros((), dtype=torch.int64, device=counts.device),
+        )
+
+    def _mounted(self, thresholds: Tensor) -> Mount:
+        return BesideOptimizer(self.parameters, self._exponent, self._straight_through)
+
+    # -- the optimizers' steps ---------------------------------------------------------------------------------------
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers in whose steps the model is pruned."""
+        return self._step.groups.optimizers
+
+    def _attach(self) -> None:
+        self._hooks = [
+            StepHooks(
+                one,
+                lambda k=k, one=one: self._before(k, one),  # type: ignore[misc]
+                lambda k=k: self._after(k),  # type: ignore[misc]
+                self._settle,
+                self._repeats_closures,
+            )
+            for k, one in enumerate(self.optimizers)
+        ]
+        active.add(self)
+        watch_all_optimizers()
+
+    def _before(self, part: int, optimizer: Optimizer) -> None:
+        if self._step.groups.changed():
+            self._regroup()
+        self._watch.warn_of_gone()
+        if self._resumption.is_due():
+            self._check_resumed()
+        self._step.before(part, optimizer)
+
+    def _after(self, part: int) -> None:
+        self._step.after(part)
+        if len(self._step.held) > 1:
+            self._watch.count_step(part, self._step.leader, self._step.groups.parts)
+
+    def _regroup(self) -> None:
+        """Divide the tensors anew: an optimizer has other parameter groups than before."""
+        self._divide(self.optimizers)
+        try:
+            chosen = [(s.name, s.parameter) for s in select(self.model, *self._choice)]
+        except InvalidValue:  # of tensors that were named and are frozen now
+            chosen = []
+        self._watch.warn_of_added(self.optimizers, chosen)
+
+    def _divide(self, optimizers: Sequence[Optimizer]) -> None:
+        state, rule = self._step.controller.state, self._step.controller.rule
+        selected = self._resolved.selected
+        self._step.divide(Groups(selected, optimizers, self._threshold_lr, state.r, rule.plain_gradients))
+
+    def notice(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer that is about to step: where it moves pruned tensors, pruning goes on with it."""
+        if any(one is optimizer for one in self.optimizers) or self._watch.is_stranger(optimizer):
+            return
+        check_optimizers(optimizer, self._repeats_closures)
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        ours = [{id(self.parameters[i]) for i in members} for members in self._step.groups.parts]
+        if any(mine & moved and not mine <= moved for mine in ours):
+            raise InvalidUse(
+                "A new optimizer moves some of the tensors that another one moves and that are pruned there. Give it "
+                "all of them, or build the pruner anew with both."
+            )
+        self._settle()
+        left = [one for one, mine in zip(self.optimizers, ours, strict=True) if not mine & moved]
+        self._detach()
+        self._divide([*left, optimizer])
+        self._watch.revive(self.optimizers)
+        self._resumption.watch(self.optimizers)
+        self._attach()
+        warnings.warn(
+            f"A new {type(optimizer).__name__} moves the pruned tensors, which the pruner was not built with. Pruning "
+            "goes on with it; the ramp and total_steps stay as they were.",
+            stacklevel=2,
+        )
+
+    def _detach(self) -> None:
+        for hooks in self._hooks:
+            hooks.remove()
+        self._resumption.end()
+        active.discard(self)
+        leave_optimizers_alone()
+
+    def _check_resumed(self) -> None:
+        tensors = [local(p.detach()) for p in self.parameters]
+        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if self._step.controller.ramp_steps and self._step.mount.holds_pruned:
+            with torch.no_grad():
+                nonzeros = sum(int(t.count_nonzero()) for t in tensors)
+            self._resumption.check(nonzeros, int(self._step.counts_here()[0].sum()))
+        else:
+            self._resumption.check(1, 0)
+
+    def _settle(self) -> None:
+        """Prune again if a step was cut short by an exception and left latent weights in the model."""
+        if not self._looking:  # asked within latents(): the weights are to stay as they are until its end
+            self._step.settle()
+
+    # -- what a user asks --------------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return what is worth logging as tensors on the device; nothing waits for them.
+
+        ``sparsity`` is that of all pruned tensors together, ``share`` how much of the goal is asked for by now,
+        ``step`` counts optimizer steps (rounds of several optimizers), ``loss`` is :meth:`loss`; ``tensor_sparsity``
+        and ``r`` have one entry per pruned tensor, in the order of ``names``.
+        """
+        self._settle()
+        if not self.finished:
+            self._watch.warn_of_gone()
+        controller, r = self._step.controller, self.r()
+        each = controller.sparsity()
+        return {
+            "loss": self.loss(),
+            "r": r,
+            "share": controller.share().to(r),
+            "sparsity": ((each * controller.sizes).sum() / controller.sizes.sum()).to(r),
+            "step": controller.state.step.clone(),
+            "tensor_sparsity": each.to(r),
+        }
+
+    def loss(self) -> Tensor:
+        """Return the sparsity loss, for logging. It acts on the thresholds already: do not add it to yours.
+
+        Of an exact budget it is by how much the stored weights exceed what is allowed by now, as a share of what can be
+        pruned: 0 where the budget is met.
+        """
+        controller = self._step.controller
+        return controller.rule.loss(controller).to(controller.state.r)
+
+    def counts(self) -> list[int]:
+        """Return each pruned tensor's non-zeros, in the order of ``names``. Waits for the device."""
+        self._settle()
+        counts = self._shards.gather(self._step.counts_here()[0][None]).sum(0)[0]
+        return [int(n) for n in counts.tolist()]
+
+    def r(self) -> Tensor:
+        """Return each tensor's threshold in units of its spread."""
+        return self._step.controller.state.r.clone()
+
+    def thresholds(self) -> Tensor:
+        """Return the magnitude below which each tensor was last pruned."""
+        return self._step.controller.state.threshold.clone()
+
+    def spreads(self) -> Tensor:
+        """Return the root mean square of each tensor's latent weights, as of the last step."""
+        return self._step.controller.state.spread.clone()
+
+    def latent_tensors(self) -> dict[str, Tensor]:
+        """Return the latent weights by name, as they are kept: they change with the next step. None after finish()."""
+        self._settle()
+        pairs = zip(self.names, self.parameters, self._latents(), strict=not self.finished)
+        return {name: like(latent, parameter) for name, parameter, latent in pairs}
+
+    def _latents(self) -> list[Tensor]:
+        return [] if self.finished else self._step.mount.latents()
+
+    def known(self) -> dict[int, Known]:
+        """Return, by parameter id, what a report cannot read off the model."""
+        from ..report import Known
+
+        self._settle()
+        predicted = predicted_sparsity(self._step.controller.state.r).tolist()
+        aside = not self.finished and not self._step.mount.holds_pruned
+        counts: list[int | None] = [*self.counts()] if aside else [None] * len(predicted)
+        rows = zip(self.parameters, counts, predicted, strict=True)
+        return {id(p): Known(n, s) for p, n, s in rows}
+
+    @contextmanager
+    def latents(self) -> Iterator[None]:
+        """Let the model compute with its latent weights for a while, for instance to average them.
+
+        >>> import pareback as pb
+        >>> model = torch.nn.Linear(100, 20)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> pruner = Pruner(model, optimizer, pb.Fixed(sparsity=0.9))
+        >>> with pruner.latents():
+        ...     dense = int(model.weight.count_nonzero())
+        >>> dense, int(model.weight.count_nonzero())
+        (2000, 200)
+        """
+        if self.finished:
+            raise InvalidUse("The pruner has finished and let go of the latent weights.")
+        if self._looking:  # within another such block, which ends it
+            yield
+            return
+        self._settle()
+        step = self._step
+        with torch.no_grad():
+            step.adopt_edits()
+            for part, members in enumerate(step.groups.parts):
+                if members:
+                    step.mount.show_latents(part)
+                    step.mount.pruned_at(members, torch.zeros(len(members)))
+                    step.held[part] = True
+        self._looking = True
+        try:
+            yield
+        finally:
+            self._looking = False
+            self._settle()
+
+    def prune_(self, model: nn.Module) -> nn.Module:
+        """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
+        self._settle()
+        theirs = plain_names(model)
+        missing = [name for name in self.names if name not in theirs]
+        if missing:
+            raise InvalidValue(f"{listed(missing)} is not in the model given. Give a copy of the pruned model.")
+        other = [name for name, p in zip(self.names, self.parameters, strict=True) if theirs[name].shape != p.shape]
+        if other:
+            raise InvalidValue(
+                f"{listed(other)} has another shape in the model given. Give a copy of the pruned model."
+            )
+        with torch.no_grad():
+            tensors = [local(theirs[name].detach()) for name in self.names]
+            weights = self._measured(tensors)
+            landing = keep_at_most(counter(tensors, self._exponent, self._shards), self.counts(), weights.peak)
+            for i, tensor in enumerate(tensors):
+                tensor.copy_(land_one(i, tensor, landing, self._exponent, self._shards))
+        return model
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether :meth:`finish` has been called."""
+        return self._report is not None
+
+    def finish(self) -> Report:
+        """Land on the goal exactly, remove the hooks, and return the report. Calling it again changes nothing."""
+        if self._report is not None:
+            return self._report
+        from ..report import report_on
+
+        self._settle()
+        gone = self._watch.gone()
+        if gone:
+            raise InvalidUse(gone_sentence(gone))
+        done = int(self._step.controller.state.step)
+        early = self.total_steps is not None and done < self.total_steps
+        if early:
+            warnings.warn(
+                f"finish() was called after {done} of {self.total_steps} steps; the model is cut to its final budget "
+                "now, without the training that was planned to follow.",
+                stacklevel=2,
+            )
+        with torch.no_grad():
+            shown, expected = self._nonzeros_shown(), sum(self.counts())
+            self._land_exactly()
+            cut = shown - sum(self.counts())
+        edited = abs(shown - expected) > max(_CUT * expected, _HANDFUL)
+        if edited and not early and cut > 0:
+            warnings.warn(
+                f"finish() cut {cut:,} of {shown:,} non-zero weights in one shot: the weights were not those "
+                "that this pruner had brought to the budget (a checkpoint from the middle of the ramp, or weights "
+                "from elsewhere). Evaluate the model again, and fine-tune it under pb.freeze().",
+                stacklevel=2,
+            )
+        self._detach()
+        self._report = report_on(self.model, self.known(), self._resolved.flops)
+        return self._report
+
+    def _nonzeros_shown(self) -> int:
+        """Return the non-zeros of the pruned weights as the model has them, edits included."""
+        if not self._step.mount.holds_pruned:
+            return sum(self.counts())
+        device = self._step.controller.state.r.device
+        found = torch.stack([local(p.detach()).count_nonzero().to(device) for p in self.parameters])
+        return int(self._shards.gather(found[None]).sum())
+
+    def _land_exactly(self) -> None:
+        step, state, mount = self._step, self._step.controller.state, self._step.mount
+        if mount.holds_pruned:  # an edit since the last step is part of the model now: take it over before landing
+            step.adopt_edits()
+        latents = mount.latents()
+        weights = self._measured(latents)
+        landing = self.goal.land(self._resolved, weights, state.r, self._exponent, self._shards)
+        counts = []
+        for i, latent in enumerate(latents):
+            value = land_one(i, latent, landing, self._exponent, self._shards)
+            counts.append((value != 0).sum().to(state.nonzero.device))
+            mount.land(i, value)
+        state.spread.copy_(weights.spread)
+        state.peak.copy_(weights.peak)
+        state.threshold.copy_(landing.high)
+        state.r.copy_(landing.high / weights.spread.clamp_min(torch.finfo(state.r.dtype).tiny))
+        step.counts_here()[0].copy_(torch.stack(counts))
+        step.exchange_counts()
+        mount.end()
+
+    def _measured(self, tensors: list[Tensor]) -> Weights:
+        """Measure weights that thresholds are searched in: of NaN no search would find an end."""
+        weights = self._resolved.weights(tensors, self._shards)
+        broken = [name for name, good in zip(self.names, weights.spread.isfinite().tolist(), strict=True) if not good]
+        if broken:
+            holds = "holds" if len(broken) == 1 else "hold"
+            raise InvalidValue(
+                f"{listed(broken)} {holds} NaN or infinity: the training has diverged. Go back to the last good "
+                "checkpoint, and lower the learning rate or clip gradients."
+            )
+        return weights
+
+    # -- checkpoints and copies --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``."""
+        self._settle()
+        moments, rule = self._step.moments, self._step.controller.rule
+        state = {
+            "version": saved.VERSION,
+            "goal": repr(self.goal),
+            "names": list(self.names),
+            "control": self._step.controller.state.tensors(),
+            # What optimizers that have stepped since the thresholds moved will contribute to their next move.
+            "pending": {} if moments is None or self._shards.group else moments._asdict(),
+            "latents": self.latent_tensors(),
+        }
+        if isinstance(rule, MaskRule):
+            pairs = zip(self.names, self.parameters, rule.masks, strict=True)
+            state["rule"] = rule.state()
+            state["masks"] = {name: like(mask, parameter) for name, parameter, mask in pairs}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state. Load the model's own weights before or after; the order does not matter."""
+        if self.finished:
+            raise InvalidUse("The pruner has finished: finish() let go of what a state would be loaded into.")
+        state = saved.checked(state, self.names)
+        self._settle()
+        controller, rule = self._step.controller, self._step.controller.rule
+        control = saved.control_of(state, controller.state.tensors())
+        if state.get("latents") == {}:
+            raise InvalidValue("The state was saved after finish() and has no latent weights to go on from.")
+        parameters = dict(zip(self.names, self.parameters, strict=True))
+        saved.check_entries("latents", parameters, state.get("latents"))
+        if isinstance(rule, MaskRule):
+            saved.check_entries("masks", parameters, state.get("masks"))
+        here = repr(self.goal)
+        if state.get("goal", here) != here:  # on purpose, perhaps: to prune a pruned model further
+            warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {here}.", stacklevel=2)
+        with torch.no_grad():
+            ours = self._written_by_us()
+            for name, value in controller.state.tensors().items():
+                value.copy_(control[name])
+            for name, latent in zip(self.names, self._latents(), strict=True):
+                latent.copy_(local(state["latents"][name]))
+            pending = state.get("pending")
+            r = controller.state.r
+            self._step.moments = Moments(**{k: v.to(r) for k, v in pending.items()}) if pending else None
+            if isinstance(rule, MaskRule):
+                rule.load(state["rule"], [local(state["masks"][name]) for name in self.names])
+            self._step.recount_here()
+            self._show_loaded(ours)
+        self._resumption.state_loaded()
+
+    def _written_by_us(self) -> list[bool]:
+        """Return which weights are what this pruner wrote: those say nothing of a model that is to be loaded."""
+        if not self._step.mount.holds_pruned:
+            return []
+        written = shrunk(self._latents(), self._step.controller.state.threshold, self._exponent)
+        return [torch.equal(local(p.detach()), old) for p, old in zip(self.parameters, written, strict=True)]
+
+    def _show_loaded(self, ours: Sequence[bool]) -> None:
+        """Prune at the thresholds that were loaded, where nobody has loaded other weights."""
+        thresholds = self._step.controller.state.threshold
+        self._step.mount.pruned_at(range(len(self.names)), thresholds)
+        if any(ours):
+            loaded = shrunk(self._latents(), thresholds, self._exponent)
+            for parameter, value, own in zip(self.parameters, loaded, ours, strict=True):
+                if own:
+                    local(parameter.detach()).copy_(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        return {name: value for name, value in vars(self).items() if name != "_hooks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on as a copy, or after unpickling: beside the copied optimizers, whose hooks were left behind."""
+        vars(self).update(state)
+        self._hooks = []
+        if not self.finished:
+            self._watch.revive(self.optimizers)
+            self._resumption.watch(self.optimizers)
+            self._attach()
+
+
+def _reusable(patterns: str | Iterable[str] | None) -> str | list[str] | None:
+    return patterns if patterns is None or isinstance(patterns, str) else list(patterns)

@@ -1,0 +1,307 @@
+"""One step of a weight: latent before the optimizer's step, measured; after it pruned again, at a threshold that moved.
+
+``before`` -> mount.sweep (where the tensors are) -> measured (edits taken over, moments) -> mount.show_latents ->
+*the optimizer's own step* -> mount.hide_latents -> ``after`` -> the controller's move -> pruned.
+
+On the CPU the two ends are one call of the C++ library each (NativeStep); everywhere else, and for rules that only
+exist in Python, they are the controller's tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..costs.limits import Range
+from ..errors import InvalidUse
+from ..kernels import Moments, Record, Sweep, count, measure, native
+from ..sharding import Shards, local
+from ..thresholds.controller import BAND, Controller, Cut
+from ..thresholds.masks import MaskRule
+from ..thresholds.native import NativeStep
+from ..thresholds.search import counter, keep_at_most
+from .groups import Groups
+
+
+class Mount(Protocol):
+    """Where pruned and latent weights are: beside the optimizer, or inside the model's forward pass."""
+
+    holds_pruned: bool  #: whether the parameters themselves are the pruned weights
+    share: float  #: of their gradient that pruned weights have left when they are measured, or are to keep
+    pull_scale: float  #: what measured gradients have to be multiplied with to be whole
+
+    def latents(self) -> list[Tensor]: ...
+    def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep: ...
+    def show_latents(self, part: int) -> None: ...
+    def hide_latents(self, part: int, members: Sequence[int]) -> bool: ...
+    def carry(self, part: int, members: Sequence[int], thresholds: Tensor) -> None: ...
+    def pruned_at(self, members: Sequence[int], thresholds: Tensor) -> None: ...
+    def land(self, i: int, value: Tensor) -> None: ...
+    def end(self) -> None: ...
+
+
+class Step:
+    """What happens around the steps of the optimizers; ``part`` is the number of one of them."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        ranges: Sequence[Range],
+        controller: Controller,
+        groups: Groups,
+        mount: Mount,
+        shards: Shards,
+        exponent: float,
+    ) -> None:
+        self.names, self.parameters, self.ranges = names, parameters, ranges
+        self.controller, self.mount, self.shards, self.exponent = controller, mount, shards, exponent
+        # The counts of this process's shards; those of the state are of whole tensors, as of the last exchange.
+        self.mine = [x.clone() for x in (controller.state.nonzero, controller.state.band)]
+        self.divide(groups)
+
+    def divide(self, groups: Groups) -> None:
+        """Take over how tensors are divided among optimizers, at the beginning or where that changed."""
+        self.groups = groups
+        self.held = [False] * len(groups.parts)  # per optimizer: whether its parameters hold latent weights
+        # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
+        self.leader = max(k for k, members in enumerate(groups.parts) if members)
+        self.moments: Moments | None = None
+        self._skipped: Tensor | None = None
+        self._native: NativeStep | None = None
+        self._scale: float | None = None  # of the gradients, where the native step has measured them
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_native": None}  # a copy has memory of its own
+
+    # -- before the optimizer's step ---------------------------------------------------------------------------------
+
+    def before(self, part: int, optimizer: Optimizer) -> None:
+        """Take over edits, measure, and let the optimizer see latent weights."""
+        members = self.groups.parts[part]
+        if not members or self.held[part]:  # a step within a step (super().step), or the last one raised
+            return
+        self.follow_device()
+        grads = self._grads(members)
+        sweep = self.mount.sweep(part, members, self.controller.state.threshold)
+        self._skipped = getattr(optimizer, "found_inf", None)
+        # A fused optimizer divides by GradScaler's factor itself, so gradients arrive scaled.
+        scaled_by = getattr(optimizer, "grad_scale", None)
+        step = self._native_for(sweep)
+        if step is not None and sweep.takes(grads):
+            step.measure(grads, self.mount.share)
+            self._scale = self.mount.pull_scale / (1.0 if scaled_by is None else float(scaled_by))
+        else:
+            self._scale = None
+            self.moments = self._merged(part, self._measured(part, sweep, grads, scaled_by))
+        rule = self.controller.rule
+        if isinstance(rule, MaskRule):
+            rule.before_step(members, sweep.latents, grads)
+        self.mount.show_latents(part)
+        self.held[part] = True
+
+    def _grads(self, members: Sequence[int]) -> list[Tensor | None]:
+        grads = []
+        for i in members:
+            grad = self.parameters[i].grad
+            if grad is not None and grad.layout is not torch.strided:
+                raise InvalidUse(
+                    f"The gradient of {self.names[i]!r} is sparse. Build its embedding with sparse=False, or leave it "
+                    f"out with exclude=[{self.names[i]!r}]."
+                )
+            grads.append(grad if grad is None or self.shards.group is None else local(grad))
+        return grads
+
+    def _measured(self, part: int, sweep: Sweep, grads: Sequence[Tensor | None], scaled_by: Tensor | None) -> Moments:
+        thresholds = self.groups.of_part(part, self.controller.state.threshold)
+        moments = sweep.measured(grads, thresholds, self.mount.share)
+        pull = moments.pull
+        if scaled_by is not None:
+            pull = pull / scaled_by.to(pull)
+        if self.mount.pull_scale != 1.0:
+            pull = pull * self.mount.pull_scale
+        if self.groups.sense is not None:
+            pull = pull * self.groups.of_part(part, self.groups.sense)
+        return moments._replace(pull=pull)
+
+    def _merged(self, part: int, moments: Moments) -> Moments:
+        """Put one optimizer's measurements beside those of the others."""
+        if len(self.groups.parts[part]) == len(self.parameters):
+            return moments
+        if self.moments is None:
+            latents = self.mount.latents()
+            self.moments = measure(latents, [None] * len(latents), self.controller.state.threshold, math.inf, True)
+        self.groups.set_part_(part, self.moments, moments)
+        return self.moments
+
+    def _native_for(self, sweep: Sweep) -> NativeStep | None:
+        """Return the step in C++ where it can do all of this one's work; it is made anew where tensors have moved."""
+        prepared = sweep.prepared
+        if not isinstance(prepared, native.Prepared) or len(sweep.latents) != len(self.parameters):
+            return None
+        if not self.controller.may_look():
+            return None
+        if self._native is not None and self._native.prepared is prepared:
+            return self._native
+        controller, rule = self.controller, self.controller.rule.native()
+        if rule is None or controller.extremes is not None or self.shards.group is not None:
+            return None
+        floors = [range_.least for range_ in self.ranges]
+        rates = self.groups.read()
+        self._native = NativeStep(controller, rule, prepared, floors, rates, self.groups.sense)
+        return self._native
+
+    # -- after the optimizer's step ----------------------------------------------------------------------------------
+
+    def after(self, part: int) -> None:
+        """Move the thresholds and prune what the optimizer made of the latent weights."""
+        members = self.groups.parts[part]
+        if not members:
+            return
+        in_place = self.mount.hide_latents(part, members)
+        rule = self.controller.rule
+        if isinstance(rule, MaskRule):
+            latents = self.mount.latents()
+            rule.after_step(members, [latents[i] for i in members])
+        if self.held[part] and self._scale is not None and self._native is not None:
+            self._after_native(part, in_place)
+            return
+        cut = None
+        if not self.held[part]:  # the weights were edited after they had been pruned: prune them again
+            self.mount.carry(part, members, self.controller.state.threshold)
+        elif part == self.leader and self.moments is not None:
+            cut = self._advance(self.moments)
+            for other, others in enumerate(self.groups.parts):  # the thresholds of the others have moved, too
+                if other != part and others and not self.held[other]:
+                    self.mount.carry(other, others, self.controller.state.threshold)
+                    self.prune(other, cut)
+        self.prune(part, cut)
+
+    def _after_native(self, part: int, in_place: bool) -> None:
+        assert self._native is not None
+        assert self._scale is not None
+        members, step = self.groups.parts[part], self._native
+        if not in_place:  # the optimizer gave its parameters other memory
+            step.look_at(self.mount.sweep(part, members, self.controller.state.threshold))
+        self.held[part] = False
+        self.groups.read()  # into the numbers that the library reads
+        go = self._skipped is None or not bool(self._skipped)
+        broken = step.advance(go, self._scale)
+        self._scale = None
+        self.mount.pruned_at(members, self.controller.state.threshold)
+        if broken:
+            self._rescue(part)
+
+    def _advance(self, moments: Moments) -> Cut:
+        controller, state = self.controller, self.controller.state
+        if len(self.held) > 1:
+            # An optimizer that does not step next time has no new pull on the thresholds.
+            self.moments = moments._replace(pull=torch.zeros_like(moments.pull))
+        moments, nonzero, band = self.shards.combine(moments, *self.counts_here())
+        if self.shards.group is not None:
+            state.nonzero.copy_(nonzero)
+            state.band.copy_(band)
+        cut = controller.advance(moments, self.groups.read(), self._skipped)
+        return controller.rule.refine(controller, cut, self._recount, self._skipped)
+
+    def _recount(self, cut: Cut, which: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        latents = self.mount.latents()
+        if self.controller.may_look():
+            members = torch.tensor([i for i, wanted in enumerate(which) if wanted], dtype=torch.int64)
+            thresholds, edges = (ends[members] for ends in cut)
+            found = count([latents[i] for i in members], thresholds, edges, self.exponent)
+            kept, band = (n.new_zeros(len(latents)).index_copy_(0, members, n) for n in found)
+        else:  # the same launch every time, whatever it is asked for
+            asked = [latent if wanted else latent.new_empty(0) for latent, wanted in zip(latents, which, strict=True)]
+            kept, band = count(asked, *cut, self.exponent)
+        if self.shards.group is not None:
+            kept, band = self.shards.gather(torch.stack([kept, band])).sum(0).unbind()
+        return kept, band
+
+    def prune(self, part: int, cut: Cut | None = None) -> None:
+        """Prune one optimizer's weights, at ``cut`` if the thresholds have just moved."""
+        self.held[part], self._scale = False, None
+        members = self.groups.parts[part]
+        if not members:
+            return
+        self.mount.hide_latents(part, members)
+        self._prune_at(part, *(self.groups.of_part(part, values) for values in cut or self.controller.cut()))
+        if self.controller.may_look() and self.shards.group is None and not self.controller.rule.keeps_masks:
+            kept = self.controller.state.nonzero.tolist()
+            if any(kept[i] < self.ranges[i].least for i in members):
+                self._rescue(part)
+
+    def _prune_at(self, part: int, thresholds: Tensor, edges: Tensor) -> None:
+        record = Record(self.controller.state.threshold, *self.counts_here())
+        members = self.groups.parts[part]
+        sweep = self.mount.sweep(part, members, record.threshold)
+        if len(thresholds) == len(record.threshold):
+            sweep.pruned(thresholds, edges, record)
+        else:
+            self.groups.set_part_(part, record, sweep.pruned(thresholds, edges))
+        self.mount.pruned_at(members, thresholds)
+
+    def _rescue(self, part: int) -> None:
+        """Lower the thresholds of tensors that fell below their floor."""
+        state, members, latents = self.controller.state, self.groups.parts[part], self.mount.latents()
+        tensors = [latents[i] for i in members]
+        keep = [self.ranges[i].least - 1 for i in members]
+        peak = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=state.r.dtype) for t in tensors])
+        caps = keep_at_most(counter(tensors, self.exponent, self.shards), keep, peak).low
+        thresholds = torch.minimum(self.groups.of_part(part, state.threshold), caps)
+        edges = thresholds + BAND * self.groups.of_part(part, state.spread)
+        self._prune_at(part, thresholds, edges)
+        spread = state.spread.clamp_min(torch.finfo(state.r.dtype).tiny)
+        state.r.copy_(torch.minimum(state.r, state.threshold / spread))
+
+    # -- counts, devices, cut-off steps ------------------------------------------------------------------------------
+
+    def counts_here(self) -> list[Tensor]:
+        """Return non-zeros and band of this process's shards."""
+        state = self.controller.state
+        return [state.nonzero, state.band] if self.shards.group is None else self.mine
+
+    def exchange_counts(self) -> None:
+        """Let the state hold the counts of whole tensors."""
+        if self.shards.group is not None:
+            nonzero, band = self.shards.gather(torch.stack(self.counts_here())).sum(0)
+            self.controller.state.nonzero.copy_(nonzero)
+            self.controller.state.band.copy_(band)
+
+    def recount_here(self) -> None:
+        """Count what this process holds under the thresholds as they are."""
+        state = self.controller.state
+        edges = state.threshold + BAND * state.spread
+        found = count(self.mount.latents(), state.threshold, edges, self.exponent)
+        for value, fresh in zip(self.mine, found, strict=True):
+            value.copy_(fresh)
+
+    def settle(self) -> None:
+        """Prune again if a step was cut short by an exception and left latent weights in the model."""
+        self.follow_device()
+        with torch.no_grad():
+            for part, held in enumerate(self.held):
+                if held:
+                    self.prune(part)
+
+    def adopt_edits(self) -> None:
+        """Let latent weights take over what was done to the pruned ones since the last step."""
+        for part, members in enumerate(self.groups.parts):
+            if members:
+                thresholds = self.controller.state.threshold
+                sweep = self.mount.sweep(part, members, thresholds)
+                sweep.measured([None] * len(members), self.groups.of_part(part, thresholds), 1.0)
+
+    def follow_device(self) -> None:
+        """Follow the model to another device."""
+        device = local(self.parameters[0]).device
+        if self.controller.state.r.device != device:
+            self.controller.to(device)
+            self.groups.to(device)
+            self.mine = [x.to(device) for x in self.mine]
+            self._native = None

@@ -1,0 +1,1 @@
+"""How a goal moves thresholds: the controller and its state, the rules, the search for exact thresholds."""

@@ -1,0 +1,164 @@
+"""The thresholds' learning rates: which group each tensor belongs to, and that schedules carry over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pareback.costs.selection import select
+from pareback.pruning.groups import ADAPTIVE_MULTIPLE, SGD_MULTIPLE, Groups, is_adaptive
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 50), nn.Linear(50, 20))
+
+
+def rates_of(model: nn.Module, *optimizers: torch.optim.Optimizer, multiple: float | None = None) -> Groups:
+    chosen = select(model)
+    return Groups(chosen, optimizers, multiple, torch.zeros(len(chosen)))
+
+
+def test_each_tensor_reads_its_own_group() -> None:
+    """Rates and momenta of two groups, in the order of tensors and not of groups."""
+    model = mlp()
+    groups: list[dict[str, Any]] = [
+        {"params": [*model[0].parameters(), *model[2].parameters()], "lr": 0.1, "momentum": 0.9},
+        {"params": model[1].parameters(), "lr": 0.3, "momentum": 0.5},
+    ]
+    rates = rates_of(model, torch.optim.SGD(groups, lr=1.0)).read()
+    assert rates.lr.tolist() == pytest.approx([0.1, 0.3, 0.1])
+    assert rates.momentum.tolist() == pytest.approx([0.9, 0.5, 0.9])
+    assert rates.multiple.tolist() == pytest.approx([SGD_MULTIPLE] * 3)
+    assert rates.adaptive.tolist() == [False] * 3
+
+
+def test_each_tensor_reads_its_own_optimizer() -> None:
+    """SGD for one, AdamW for the others: each with the multiple of its family."""
+    model = mlp()
+    sgd = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    adam = torch.optim.AdamW([*model[1].parameters(), *model[2].parameters()], lr=0.01)
+    group_rates = rates_of(model, adam, sgd)
+    rates = group_rates.read()
+    assert rates.lr.tolist() == pytest.approx([0.1, 0.01, 0.01])
+    assert rates.adaptive.tolist() == [False, True, True]
+    assert rates.multiple.tolist() == pytest.approx([SGD_MULTIPLE, ADAPTIVE_MULTIPLE, ADAPTIVE_MULTIPLE])
+    assert group_rates.parts == [[1, 2], [0]]
+
+
+def test_threshold_lr_replaces_the_default_of_both_families() -> None:
+    """One multiple for all."""
+    model = mlp()
+    sgd = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    adam = torch.optim.AdamW([*model[1].parameters(), *model[2].parameters()], lr=0.01)
+    assert rates_of(model, sgd, adam, multiple=0.3).read().multiple.tolist() == pytest.approx([0.3] * 3)
+
+
+def test_schedules_carry_over() -> None:
+    """A rate changed between steps is read at the next one, down and up again, as a number or a tensor."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    group_rates = rates_of(model, optimizer)
+    group = optimizer.param_groups[0]
+    for lr in (0.1, 0.05, 0.05, torch.tensor(0.02), 0.1, 0.0):
+        group["lr"] = lr
+        assert group_rates.read().lr.tolist() == pytest.approx([float(lr)] * 3)
+    group["momentum"] = 0.1
+    assert group_rates.read().momentum.tolist() == pytest.approx([0.1] * 3)
+
+
+def test_entries_of_one_optimizer() -> None:
+    """Parts are read from and written to vectors over all tensors."""
+    model = mlp()
+    first = torch.optim.SGD([*model[0].parameters(), *model[2].parameters()], lr=0.1)
+    second = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    group_rates = rates_of(model, first, second)
+    values = torch.tensor([1.0, 2.0, 3.0])
+    assert group_rates.of_part(0, values).tolist() == [1.0, 3.0]
+    assert group_rates.of_part(1, values).tolist() == [2.0]
+    group_rates.set_part_(0, [values], [torch.tensor([7.0, 9.0])])
+    assert values.tolist() == [7.0, 2.0, 9.0]
+
+
+def test_one_optimizer_has_all_entries() -> None:
+    """With a single optimizer vectors are passed through and overwritten whole."""
+    model = mlp()
+    group_rates = rates_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    values = torch.tensor([1.0, 2.0, 3.0])
+    assert group_rates.of_part(0, values) is values
+    group_rates.set_part_(0, [values], [torch.tensor([4.0, 5.0, 6.0])])
+    assert values.tolist() == [4.0, 5.0, 6.0]
+
+
+def test_an_optimizer_may_hold_nothing_that_is_pruned() -> None:
+    """It has no part, and nothing is read from it."""
+    model = mlp()
+    weights = torch.optim.SGD([layer.weight for layer in model], lr=0.1)
+    biases = torch.optim.SGD([layer.bias for layer in model], lr=0.7)
+    group_rates = rates_of(model, weights, biases)
+    assert group_rates.parts == [[0, 1, 2], []]
+    assert group_rates.read().lr.tolist() == pytest.approx([0.1] * 3)
+
+
+def test_missing_tensors_are_named() -> None:
+    """All of them, and how to leave the first out."""
+    model = mlp()
+    names = "'1.weight', '2.weight'"
+    with pytest.raises(
+        ValueError, match=rf"{names} would be pruned but are in no .* them out with exclude=\[{names}\]"
+    ):
+        rates_of(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_everything_follows_the_model_to_its_device() -> None:
+    """After a move rates are read on the new device."""
+    model = mlp()
+    group_rates = rates_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    group_rates.read()
+    group_rates.to(torch.device("meta"))
+    rates = group_rates.read()
+    assert {x.device.type for x in (rates.lr, rates.multiple, rates.momentum, rates.adaptive)} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("make", "adaptive"),
+    [
+        (torch.optim.SGD, False),
+        (torch.optim.Adam, True),
+        (torch.optim.AdamW, True),
+        (torch.optim.NAdam, True),
+        (torch.optim.Adamax, True),
+        (torch.optim.RAdam, True),
+        (torch.optim.RMSprop, True),
+        (torch.optim.Adagrad, True),
+        (torch.optim.LBFGS, False),
+    ],
+)
+def test_optimizer_families(make: Any, adaptive: bool) -> None:
+    """Adam's relatives divide gradients by their size; SGD and LBFGS do not."""
+    optimizer = make([nn.Parameter(torch.zeros(2))], lr=0.1)
+    assert is_adaptive(optimizer.param_groups[0]) is adaptive
+
+
+def test_a_tensor_in_two_optimizers_is_refused() -> None:
+    """The second would fill the zeros that the first one's step left."""
+    model = mlp()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    with pytest.raises(
+        ValueError, match=r"'0.weight'.* are in more than one of the optimizers.*Let one optimizer move them"
+    ):
+        rates_of(model, first, second)
+
+
+def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
+    """Thresholds follow the learning rate, so there has to be one."""
+
+    class Rateless(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+    model = mlp()
+    with pytest.raises(ValueError, match=r"Rateless has no learning rate \(lr\).*Give it an lr"):
+        rates_of(model, Rateless(model.parameters()))
