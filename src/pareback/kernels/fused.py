@@ -89,6 +89,7 @@ class Prepared:
         self._launch = _Launch.over(weights, latents)
         self._with_grads = self._launch
         self._grads: list[int] = []
+        self._pointed: list[int] = []  # what a table of graphs says
 
     def takes(self, grads: Sequence[Tensor | None]) -> bool:
         """Whether gradients of the right type and layout lie where a program can load them."""
@@ -100,6 +101,23 @@ class Prepared:
         if found != self._grads or _capturing(thresholds):  # a graph keeps the tables that it reads
             self._with_grads, self._grads = _Launch.over(self._weights, self._latents, grads), found
         return _moments(self._with_grads, thresholds, self.exponent, self._adopts, share)
+
+    def own_table(self) -> Table:
+        """Return a table that stays where it is, for graphs to read."""
+        table = self._launch.table
+        return Table(table.addresses.clone(), torch.zeros_like(table.counters))
+
+    def point_to(self, grads: Sequence[Tensor | None], table: Table) -> None:
+        """Let a table say where the gradients of this step are."""
+        found = [0 if grad is None else grad.data_ptr() for grad in grads]
+        if found != self._pointed:
+            self._pointed = found
+            table.addresses.copy_(_Launch.over(self._weights, self._latents, grads).table.addresses)
+
+    def measured_at(self, table: Table, thresholds: Tensor, share: float) -> Moments:
+        """Measure what a table says, whatever that will be when a graph is replayed."""
+        launch = _Launch(table, self._launch.spans, self._launch.type)
+        return _moments(launch, thresholds, self.exponent, self._adopts, share)
 
     def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
         """See :func:`reference.prune_` and :func:`reference.count`."""

@@ -72,6 +72,13 @@ class Groups:
         """Return the present rates, without waiting for the device."""
         return Rates(self._read(self._lr, "lr"), self._multiple, self._read(self._momentum, "momentum"), self._adaptive)
 
+    def read_into(self) -> Rates:
+        """Return the present rates in memory that is always the same."""
+        for group in self._groups:
+            group.write(self._lr, "lr")
+            group.write(self._momentum, "momentum")
+        return Rates(self._lr, self._multiple, self._momentum, self._adaptive)
+
     def _read(self, rates: Tensor, name: str) -> Tensor:
         first = self._groups[0].value(name)
         if len(self._groups) == 1 and _is_away(first):

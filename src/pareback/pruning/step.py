@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from ..thresholds.masks import MaskRule
 from ..thresholds.native import NativeStep
 from ..thresholds.search import counter, keep_at_most
 from .groups import Groups
+
+if TYPE_CHECKING:
+    from ..thresholds.graphed import GraphedStep
 
 
 class Mount(Protocol):
@@ -75,9 +78,11 @@ class Step:
         self._skipped: Tensor | None = None
         self._native: NativeStep | None = None
         self._scale: float | None = None  # of the gradients, where the native step has measured them
+        self._graphed: GraphedStep | None = None
+        self._replayed = False  # whether this step's measurements were made by a graph
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_native": None}  # a copy has memory of its own
+        return {**vars(self), "_native": None, "_graphed": None}  # a copy has memory of its own
 
     # -- before the optimizer's step ---------------------------------------------------------------------------------
 
@@ -92,12 +97,16 @@ class Step:
         self._skipped = getattr(optimizer, "found_inf", None)
         # A fused optimizer divides by GradScaler's factor itself, so gradients arrive scaled.
         scaled_by = getattr(optimizer, "grad_scale", None)
-        step = self._native_for(sweep)
-        if step is not None and sweep.takes(grads):
+        self._scale, self._replayed, takes = None, False, sweep.takes(grads)
+        step = self._native_for(sweep) if takes else None
+        graphed = self._graphed_for(sweep) if takes and scaled_by is None and self._skipped is None else None
+        if step is not None:
             step.measure(grads, self.mount.share)
             self._scale = self.mount.pull_scale / (1.0 if scaled_by is None else float(scaled_by))
+        elif graphed is not None:
+            graphed.measure(grads)
+            self._replayed = True
         else:
-            self._scale = None
             self.moments = self._merged(part, self._measured(part, sweep, grads, scaled_by))
         rule = self.controller.rule
         if isinstance(rule, MaskRule):
@@ -156,6 +165,28 @@ class Step:
         self._native = NativeStep(controller, rule, prepared, floors, rates, self.groups.sense)
         return self._native
 
+    def _graphed_for(self, sweep: Sweep) -> GraphedStep | None:
+        """Return the step as CUDA graphs where they can do all of this one's work and nobody else is making one."""
+        prepared, controller = sweep.prepared, self.controller
+        if not sweep.latents[0].is_cuda or prepared is None or self.shards.group is not None:
+            return None
+        if len(sweep.latents) != len(self.parameters) or controller.rule.keeps_masks or controller.may_look():
+            return None
+        if torch.cuda.is_current_stream_capturing() or torch.cuda.current_device() != sweep.latents[0].device.index:
+            return None
+        if self._graphed is None or self._graphed.prepared is not prepared:
+            from ..thresholds.graphed import GraphedStep  # Triton's, where there is one
+
+            record = Record(controller.state.threshold, *self.counts_here())
+            scale = self.groups.sense
+            if self.mount.pull_scale != 1.0:
+                whole = torch.full_like(controller.state.r, self.mount.pull_scale)
+                scale = whole if scale is None else scale * whole
+            rates = self.groups.read_into()
+            share = self.mount.share
+            self._graphed = GraphedStep(controller, prepared, rates, record, self._recount, share, scale)
+        return self._graphed if self._graphed.is_ready() else None
+
     # -- after the optimizer's step ----------------------------------------------------------------------------------
 
     def after(self, part: int) -> None:
@@ -171,6 +202,11 @@ class Step:
         if self.held[part] and self._scale is not None and self._native is not None:
             self._after_native(part, in_place)
             return
+        if self.held[part] and self._replayed and self._graphed is not None:
+            if in_place:
+                self._after_graphed(part, self._graphed)
+                return
+            self.moments = self._graphed.moments  # the optimizer gave its parameters other memory
         cut = None
         if not self.held[part]:  # the weights were edited after they had been pruned: prune them again
             self.mount.carry(part, members, self.controller.state.threshold)
@@ -196,6 +232,12 @@ class Step:
         self.mount.pruned_at(members, self.controller.state.threshold)
         if broken:
             self._rescue(part)
+
+    def _after_graphed(self, part: int, graphed: GraphedStep) -> None:
+        self.held[part] = self._replayed = False
+        self.groups.read_into()
+        graphed.advance()
+        self.mount.pruned_at(self.groups.parts[part], self.controller.state.threshold)
 
     def _advance(self, moments: Moments) -> Cut:
         controller, state = self.controller, self.controller.state
@@ -304,4 +346,4 @@ class Step:
             self.controller.to(device)
             self.groups.to(device)
             self.mine = [x.to(device) for x in self.mine]
-            self._native = None
+            self._native = self._graphed = None
