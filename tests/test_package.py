@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 #: Modules may import from their own layer or from those above them in this list.
 LAYERS = [
-    {"_version", "_early_interrupt", "shrink", "wording", "flops", "fusing"},
+    {"_version", "_early_interrupt", "errors", "shrink", "wording", "flops", "fusing"},
     {"selection", "goal", "cost", "extremes"},
     {"kernels", "sharding"},
     {"control", "rules", "search", "blueprint", "hooks", "rates"},
