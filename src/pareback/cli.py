@@ -18,7 +18,7 @@ from .errors import InvalidType, InvalidValue
 from .lab.arguments import Parser, UsageError
 from .lab.failures import FORESEEN, told
 from .lab.interrupts import PIPE
-from .wording import did_you_mean
+from .messages import did_you_mean
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cost import figure
+from ..messages import figure
 from ..report import percent, table
 from .check import verify
 from .container import BLOCK, Reader

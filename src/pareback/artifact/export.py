@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..errors import InvalidValue
-from ..wording import listed, one_of
+from ..messages import listed, one_of
 from .onnx import to_onnx
 from .save import save
 from .state import tensors_of, unwrapped

@@ -9,7 +9,7 @@ from typing import TypeVar, overload
 
 from torch import Tensor, nn
 
-from ..wording import suggests_options
+from ..messages import suggests_options
 from .check import verify
 from .container import Reader
 from .contents import Contents, Shared, Stored, contents_of

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InvalidValue
-from ..wording import listed
+from ..messages import listed
 from .container import Reader
 from .contents import Contents, Shared, Stored
 from .dtypes import name_of

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..wording import one_of, suggests_options
+from ..messages import one_of, suggests_options
 from . import positions
 from .container import Piece, write
 from .contents import WIDE, Notes

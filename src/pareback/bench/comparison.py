@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import InvalidValue
 from ..lab import environment, files
 from ..runtime import library
-from ..wording import one_of
+from ..messages import one_of
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
 from .staging import Staged

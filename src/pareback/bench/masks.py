@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidValue
-from ..selection import MIN_SIZE, select
+from ..costs.selection import MIN_SIZE, select
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

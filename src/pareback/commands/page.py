@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..lab.arguments import Parser, UsageError, output_path
-from ..wording import counted
+from ..messages import counted
 from .command import Command
 
 

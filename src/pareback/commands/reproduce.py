@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from ..lab.arguments import Parser, UsageError, output_path
-from ..wording import did_you_mean
+from ..messages import did_you_mean
 from .command import Command
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lab.arguments import Parser
-from ..wording import counted
+from ..messages import counted
 from .command import Command
 
 if TYPE_CHECKING:

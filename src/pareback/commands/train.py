@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.arguments import Parser, UsageError, add_recipe_options, changes, output_path
-from ..wording import place
+from ..messages import place
 from .command import Command
 
 

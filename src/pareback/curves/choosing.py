@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from ..errors import InvalidValue
 from ..lab.reading import Field, entries, nearest
-from ..wording import did_you_mean, one_of
+from ..messages import did_you_mean, one_of
 from .exactness import off_target
 from .store import State, StoredRun
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ..goal import amount, exact
+from ..costs.amounts import amount, exact
 
 #: The limits that a goal can have.
 LIMITS = ("sparsity", "params", "flops", "bytes")

@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import InvalidValue
-from ..goal import amount, exact
+from ..costs.amounts import amount, exact
 from ..lab.goals import goal_of
 from ..lab.recipe import GoalRecipe, ModelRecipe, Recipe
 from ..plan import plan
-from ..wording import did_you_mean, listed
+from ..messages import did_you_mean, listed
 from .sizes import Measure, Sizes
 
 #: The ways to prune to a budget; unconstrained has no budget and is swept by its λ instead.

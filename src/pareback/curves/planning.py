@@ -14,7 +14,7 @@ from ..lab.checks import check
 from ..lab.origins import changed_since
 from ..lab.reading import to_dict
 from ..report import table
-from ..wording import counted
+from ..messages import counted
 from . import store
 from .grid import Point
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ..errors import InvalidValue
-from ..flops import count_flops
+from ..costs.flops import count_flops
 from ..lab.models import build
 from ..lab.recipe import ModelRecipe, Recipe
 from ..lab.sources import open_source
 from ..lab.thin import check_thin
-from ..selection import select
+from ..costs.selection import select
 
 #: params: non-zero parameters of the whole model; flops: operations per image of the whole model, less those with
 #: zeros; weights: non-zero weights of the pruned tensors alone, as the paper counts its budgets.

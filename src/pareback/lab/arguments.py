@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import InvalidValue
-from ..wording import did_you_mean
+from ..messages import did_you_mean
 from .reading import Field, entries, is_text, nearest, nearest_key, sections
 
 _PREFIX = "recipe:"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidValue, MissingFile
-from ..wording import listed
+from ..messages import listed
 from .augment import Shift
 from .in_memory import InMemory
 from .optional import optional

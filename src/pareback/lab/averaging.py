@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pruner import Pruner
+from ..pruning.pruner import Pruner
 
 
 class Average:

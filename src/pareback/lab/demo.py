@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..report import table
-from ..wording import place
+from ..messages import place
 from . import plot_convergence, plot_histograms, plot_layers
 from .recipe import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
 from .record import Record, read_record

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..errors import InvalidValue, MissingFile
-from ..wording import listed
+from ..messages import listed
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .fingerprint import fingerprint
 from .optional import optional

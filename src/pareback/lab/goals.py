@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 
 from ..cost import needs_flops
 from ..errors import InvalidValue
-from ..goal import Budget, Fixed, Goal, Unconstrained
-from ..pruner import Pruner
+from ..goals import Budget, Fixed, Goal, Unconstrained
+from ..pruning.pruner import Pruner
 from .recipe import GoalRecipe
 
 

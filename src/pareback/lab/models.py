@@ -7,7 +7,7 @@ from contextlib import suppress
 from torch import nn
 
 from ..errors import InvalidValue
-from ..wording import did_you_mean, listed
+from ..messages import did_you_mean, listed
 from .builders import built, is_builder
 from .convnet import ConvNet
 from .lenet import LeNet

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..flops import count_flops
-from ..pruner import Pruner
+from ..costs.flops import count_flops
+from ..pruning.pruner import Pruner
 from ..report import Report, report_on
 from . import files
 

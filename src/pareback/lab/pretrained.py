@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..artifact import weights
 from ..errors import InvalidValue
-from ..wording import listed
+from ..messages import listed
 from .paths import expanded
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import InvalidType, InvalidValue, MissingFile
-from ..wording import did_you_mean, listed, nearest_word
+from ..messages import did_you_mean, listed, nearest_word
 from .optional import optional
 from .recipe import Recipe
 from .yaml_text import parsed

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidValue, MissingFile
-from ..wording import did_you_mean, listed
+from ..messages import did_you_mean, listed
 from . import files, plot_convergence, plot_histograms, plot_layers, table
 from .interrupts import Interrupted
 from .origins import changed_since

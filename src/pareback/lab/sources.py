@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
-from ..wording import one_of
+from ..messages import one_of
 from .batching import check_batch
 from .recipe import DataRecipe
 

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from ..report import table
-from ..wording import counted
+from ..messages import counted
 from .paper import CLASSES, EPOCHS, PRECISION, TEST_IMAGES, TRAIN_IMAGES, WIDTH, Experiment, Row
 from .record import Record, date
 

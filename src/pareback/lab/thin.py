@@ -9,7 +9,7 @@ from math import floor, isqrt
 from torch import nn
 
 from ..errors import InvalidValue
-from ..wording import listed
+from ..messages import listed
 from .builders import is_builder
 from .recipe import ModelRecipe
 

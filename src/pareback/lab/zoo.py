@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidUse, InvalidValue
-from ..wording import did_you_mean
+from ..messages import did_you_mean
 from .optional import optional
 from .pretrained import load_weights_
 from .thin import narrow_

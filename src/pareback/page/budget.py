@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..control import ramp_share
+from ..thresholds.controller import ramp_share
 from ..curves.exactness import LIMITS, limits
 from ..curves.exactness import allowed as allowed_at
-from ..options import usual_ramp
+from ..goals.budget import EXACT_RAMP
 
 _UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 

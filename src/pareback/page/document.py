@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from .._version import __version__
-from ..wording import counted
+from ..messages import counted
 from . import datasets, listing, vega
 from .charts import CHARTS
 from .details import SHOWN, ranked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from html import escape
 
-from ..wording import counted
+from ..messages import counted
 from .groups import Point, Task
 from .report import Problem, Report
 from .runs import QUANTITIES, Run

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidValue, MissingFile
-from ..goal import amount
+from ..costs.amounts import amount
 from ..lab.optional import optional
 from ..lab.paper import TABLE2
 from ..lab.yaml_text import UNREADABLE
-from ..wording import did_you_mean
+from ..messages import did_you_mean
 from .runs import QUANTITIES
 
 #: Lists that need no file.

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidValue
-from ..wording import counted
+from ..messages import counted
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..wording import counted
+from ..messages import counted
 from . import library
 from .images import Chain
 from .operations import Attention, Convolution, Largest, Normalization, Operation, Other, is_bookkeeping
