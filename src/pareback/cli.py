@@ -1,7 +1,7 @@
 """The command ``pareback``: each subcommand is one entry of COMMANDS, and mistakes are answered in one sentence.
 
-Exit codes: 0 for success, 2 for a command line or recipe that is wrong, 1 for anything that failed, 130 after Ctrl-C,
-141 where nobody reads the output any more.
+Exit codes: 0 for success, 2 for a command line, a recipe or a file that is wrong, 1 for anything that failed, 130 after
+Ctrl-C, 141 where nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from . import _early_interrupt
 from ._version import __version__
 from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
 from .commands.command import Command
+from .errors import InvalidType, InvalidValue
 from .lab.arguments import Parser, UsageError
+from .lab.failures import FORESEEN, told
 from .lab.interrupts import PIPE
 from .messages import did_you_mean
 
@@ -30,8 +32,8 @@ COMMANDS: dict[str, Command] = {
     "bench": bench.COMMAND,
 }
 
-#: What is wrong with the input; everything else that is raised is a failure.
-_WRONG_INPUT = (UsageError, ValueError, TypeError, FileNotFoundError)
+#: What is wrong with the input; everything else that is raised is a failure, a ValueError from deep inside included.
+_WRONG_INPUT = (UsageError, InvalidValue, InvalidType, FileNotFoundError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,9 +102,7 @@ def _complain(error: BaseException, everywhere: bool) -> None:
     rank = os.environ.get("RANK", "0")
     if rank != "0" and not everywhere:
         return
-    known = isinstance(error, (*_WRONG_INPUT, RuntimeError, OSError, FloatingPointError))
-    text = str(error) if known and str(error) else f"{type(error).__name__}: {error}"
     where = f" (process {rank})" if rank != "0" else ""
-    print(f"pareback: error{where}: {text}", file=sys.stderr)
-    if not known:
+    print(f"pareback: error{where}: {told(error)}", file=sys.stderr)
+    if not isinstance(error, FORESEEN):
         print("Set PAREBACK_TRACEBACK=1 to see where it came from.", file=sys.stderr)

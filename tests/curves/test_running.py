@@ -15,8 +15,9 @@ from stored_runs import RECIPE, finish
 from pareback.curves import running, store
 from pareback.curves.grid import Point
 from pareback.curves.planning import Task, tasks
-from pareback.curves.running import Progress, reason, retryable, run_serially
+from pareback.curves.running import LostWorkerError, Progress, reason, retryable, run_serially
 from pareback.curves.worker import work, work_apart
+from pareback.errors import InvalidUse, InvalidValue
 from pareback.lab.interrupts import Interrupted
 from pareback.lab.recipe import Recipe
 
@@ -72,7 +73,8 @@ def test_a_machines_failure_is_tried_again_later(tmp_path: Path, doing: Any) -> 
     progress, lines = told(3)
     run_serially(left(tmp_path, 3), progress)
     assert seen == [0, 1, 2, 0, 1, 0, 1]
-    assert lines[0] == "digits-0: CUDA error: the device is gone. Again from its last checkpoint, try 1 of 2."
+    why = "RuntimeError: CUDA error: the device is gone."
+    assert lines[0] == f"digits-0: {why} Again from its last checkpoint, try 1 of 2."
     assert progress.failed == {"digits-1": "The disk is full."}
     assert lines[-1] == "digits-1 failed: The disk is full."
 
@@ -122,10 +124,13 @@ def test_an_interruption_stops_the_curve_and_says_how_to_go_on(tmp_path: Path, d
 @pytest.mark.parametrize(
     ("error", "again", "text"),
     [
-        (RuntimeError("CUDA out of memory. Tried"), True, "CUDA out of memory. Tried."),
+        (InvalidUse("Another process is training."), True, "Another process is training."),
+        (LostWorkerError("its worker was lost"), True, "its worker was lost."),
+        (RuntimeError("CUDA out of memory. Tried"), True, "RuntimeError: CUDA out of memory. Tried."),
         (OSError(5, "Input/output error"), True, "[Errno 5] Input/output error."),
         (MemoryError(), True, "MemoryError."),
-        (ValueError("wrong."), False, "wrong."),
+        (InvalidValue("wrong."), False, "wrong."),
+        (ValueError("math domain error"), False, "ValueError: math domain error."),
         (FileNotFoundError("no file"), False, "no file."),
         (FloatingPointError("nan"), False, "nan."),
         (KeyError("x"), False, "KeyError: 'x'."),

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import pareback
 from pareback import __version__, _early_interrupt
 from pareback.cli import COMMANDS, main
+from pareback.errors import InvalidUse
 from pareback.lab import reading
 from pareback.lab.interrupts import Interrupted
 
@@ -202,7 +203,8 @@ def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (RuntimeError("The disk is full."), 1, "pareback: error: The disk is full.\n"),
+        (InvalidUse("The disk is full."), 1, "pareback: error: The disk is full.\n"),
+        (RuntimeError("CUDA error"), 1, "pareback: error: RuntimeError: CUDA error\nSet PAREBACK_TRACEBACK=1"),
         (FloatingPointError("The loss is not finite."), 1, "pareback: error: The loss is not finite.\n"),
         (ZeroDivisionError("by zero"), 1, "pareback: error: ZeroDivisionError: by zero\nSet PAREBACK_TRACEBACK=1"),
         (KeyboardInterrupt(), 130, "\nInterrupted.\n"),

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..errors import InvalidValue, MissingFile
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; what is written there takes its place unless something is raised."""
     path = Path(os.path.realpath(path))  # a link stays one
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder. Give the name of a file.")
+        raise InvalidValue(f"{str(path)!r} is a folder. Give the name of a file.")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {str(path.parent)!r}. Make it first.")
+        raise MissingFile(f"There is no folder {str(path.parent)!r}. Make it first.")
     temporary = path.with_name(f".pareback-{uuid.uuid4().hex[:12]}.tmp")
     try:
         yield temporary

@@ -18,6 +18,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from ..errors import InvalidType, InvalidUse, InvalidValue, MissingFile
 from .atomic import replacing
 from .dtypes import ITEM_SIZES, numel
 from .errors import BadFile
@@ -69,7 +70,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         _check_host()
         if not path.is_file():
-            raise FileNotFoundError(f"There is no file {str(path)!r}.")
+            raise MissingFile(f"There is no file {str(path)!r}.")
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
         try:
             self.bytes = os.fstat(self._file.fileno()).st_size
@@ -142,9 +143,9 @@ class Reader:
 def check_name(name: object) -> None:
     """Raise unless a tensor can go by ``name`` in a file."""
     if not isinstance(name, str):
-        raise TypeError(f"The state dict has the key {name!r}. Name tensors with text.")
+        raise InvalidType(f"The state dict has the key {name!r}. Name tensors with text.")
     if name == METADATA or any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ValueError(f"A tensor is called {name!r}, which a safetensors file cannot hold. Rename it.")
+        raise InvalidValue(f"A tensor is called {name!r}, which a safetensors file cannot hold. Rename it.")
 
 
 def _joined(sums: Sequence[int]) -> str:
@@ -169,4 +170,4 @@ def _write_data(file: IO[bytes], data: Tensor) -> int:
 
 def _check_host() -> None:
     if sys.byteorder != "little":
-        raise RuntimeError("Files of weights are read and written on little-endian machines only.")
+        raise InvalidUse("Files of weights are read and written on little-endian machines only.")

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import InvalidValue
 
-class BadFile(ValueError):  # noqa: N818 (it is the file that is wrong, not the program)
+
+class BadFile(InvalidValue):
     """A file that is damaged, incomplete, or not of the kind it should be."""
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
 from ..messages import listed, one_of
 from .onnx import to_onnx
 from .save import save
@@ -35,9 +36,9 @@ def export(
     """
     one_of("format", format, FORMATS)
     if values is not None and format != "pare":
-        raise ValueError(f"values={values!r} is for the format 'pare'. Leave it out.")
+        raise InvalidValue(f"values={values!r} is for the format 'pare'. Leave it out.")
     if format == "onnx" and (model is None or example_inputs is None):
-        raise ValueError("ONNX holds a network and not only weights. Give the model and example_inputs as well.")
+        raise InvalidValue("ONNX holds a network and not only weights. Give the model and example_inputs as well.")
     weights = tensors_of(source if isinstance(source, Mapping) else read_weights(Path(source)))
     if format == "pare":
         save(weights, out, values=values)
@@ -54,5 +55,5 @@ def _fill(model: nn.Module, weights: dict[str, Tensor]) -> None:
     odd = [name for name in {**own, **weights} if name not in own or name not in weights]
     odd += [name for name in own if name in weights and own[name].shape != weights[name].shape]
     if odd:
-        raise ValueError(f"The weights do not fit the model: {listed(odd)}. Give the model that they are of.")
+        raise InvalidValue(f"The weights do not fit the model: {listed(odd)}. Give the model that they are of.")
     unwrapped(model).load_state_dict(weights)

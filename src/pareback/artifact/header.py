@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import InvalidValue
 from .dtypes import ITEM_SIZES, numel
 from .errors import BadFile
 
@@ -48,7 +49,9 @@ def compose(parts: Iterable[Part], metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MOST_BYTES:
-        raise ValueError(f"The description of the tensors takes {len(text):,} bytes, and {MOST_BYTES:,} are the limit.")
+        raise InvalidValue(
+            f"The description of the tensors takes {len(text):,} bytes, and {MOST_BYTES:,} are the limit."
+        )
     return len(text).to_bytes(8, "little") + text
 
 

@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str], model: Model | None = None) -> Model | di
     """Read a file that :func:`save` wrote: into ``model``, which is returned, or else as a state dict on the CPU.
 
     A model is filled in place, on the device it is on. Names, shapes and types have to be the same. The whole file is
-    checked first: if it is damaged, or does not fit, BadFile or ValueError is raised and the model is as it was.
+    checked first: if it is damaged, or does not fit, BadFile or InvalidValue is raised and the model is as it was.
     """
     path = Path(path)
     with blaming(path), Reader(path) as reader:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
 from ..messages import listed
 from .container import Reader
 from .contents import Contents, Shared, Stored
@@ -16,14 +17,14 @@ from .state import own_tensors
 
 
 def targets_in(model: nn.Module, contents: Contents, reader: Reader) -> dict[str, Tensor]:
-    """Return the model's tensors that a file is to be read into; raise ValueError if any of them does not fit."""
+    """Return the model's tensors that a file is to be read into; raise InvalidValue if any of them does not fit."""
     own = own_tensors(model)
     held = set(contents.names)
     lacking = [name for name in own if name not in held]
     unknown = [name for name in contents.names if name not in own]
     if lacking or unknown:
         said = [f"lacks {listed(lacking)}"] * bool(lacking) + [f"holds {listed(unknown)} besides"] * bool(unknown)
-        raise ValueError(f"The file {' and '.join(said)}. Give the model that was saved, or one built like it.")
+        raise InvalidValue(f"The file {' and '.join(said)}. Give the model that was saved, or one built like it.")
     for name, target in own.items():
         _check_fits(name, contents[name], target)
     _check_ties(own, contents, reader)
@@ -33,14 +34,14 @@ def targets_in(model: nn.Module, contents: Contents, reader: Reader) -> dict[str
 def _check_fits(name: str, entry: Stored | Shared, target: Tensor) -> None:
     if entry.shape != tuple(target.shape):
         there, here = (_shape_text(shape) for shape in (entry.shape, tuple(target.shape)))
-        raise ValueError(f"{name!r} is {there} in the file and {here} in the model. Build the model that was saved.")
+        raise InvalidValue(f"{name!r} is {there} in the file and {here} in the model. Build the model that was saved.")
     if entry.dtype != target.dtype:
         there, here = name_of(entry.dtype), name_of(target.dtype)
-        raise ValueError(
+        raise InvalidValue(
             f"{name!r} is {there} in the file and {here} in the model. Convert the model first: .to(torch.{there})."
         )
     if overlaps_itself(target.shape, target.stride()):
-        raise ValueError(f"{name!r} of the model is an expanded tensor, which cannot be filled. Clone it first.")
+        raise InvalidValue(f"{name!r} of the model is an expanded tensor, which cannot be filled. Clone it first.")
 
 
 def _check_ties(own: dict[str, Tensor], contents: Contents, reader: Reader) -> None:
@@ -55,7 +56,7 @@ def _check_ties(own: dict[str, Tensor], contents: Contents, reader: Reader) -> N
         written = _content(entry, contents, sums)
         first, other = seen.setdefault(place, (name, written))
         if written != other:
-            raise ValueError(
+            raise InvalidValue(
                 f"{first!r} and {name!r} are one tensor in the model and two different ones in the file. Untie them "
                 "first."
             )

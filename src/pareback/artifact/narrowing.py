@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValue
 from .dtypes import FORMS, as_bits, name_of
 
 
@@ -22,7 +23,7 @@ def narrowed(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     if bool(overflown.any()):
         largest = float(values[overflown].abs().max())
         wider = "values='bfloat16' or " if dtype is torch.float16 and largest < torch.finfo(torch.bfloat16).max else ""
-        raise ValueError(
+        raise InvalidValue(
             f"{name!r} holds {largest:.4g}, which {name_of(dtype)} cannot. Write {wider}values=None to keep every bit."
         )
     bits = as_bits(rounded)

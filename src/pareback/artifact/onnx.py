@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..errors import InvalidType, InvalidUse, InvalidValue
 from .atomic import replacing
 from .state import unwrapped
 
@@ -31,11 +32,11 @@ def to_onnx(model: nn.Module, path: str | os.PathLike[str], example_inputs: Any)
     """
     _check_installed()
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+        raise InvalidType(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     model = unwrapped(model)
     size = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
     if size > _MOST_BYTES:
-        raise ValueError(f"The model takes {size:,} bytes, and an ONNX file holds at most 2 GB. Write a .pare file.")
+        raise InvalidValue(f"The model takes {size:,} bytes, and an ONNX file holds at most 2 GB. Write a .pare file.")
     args, kwargs = _arguments(example_inputs)
     shapes = _shapes((args, kwargs))
     args, kwargs = _at_least_two((args, kwargs))
@@ -58,7 +59,7 @@ def _check_installed() -> None:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
             missing = (error.name or package).split(".")[0]
-            raise RuntimeError(f"Writing ONNX needs the package {missing!r}: pip install 'pareback[onnx]'.") from error
+            raise InvalidUse(f"Writing ONNX needs the package {missing!r}: pip install 'pareback[onnx]'.") from error
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -71,7 +72,7 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     else:
         args = (example_inputs,)
     if not any(isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_leaves((args, kwargs))):
-        raise ValueError("example_inputs has no tensor with a batch. Give inputs as the model takes them.")
+        raise InvalidValue("example_inputs has no tensor with a batch. Give inputs as the model takes them.")
     return args, kwargs
 
 

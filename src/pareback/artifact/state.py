@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidType, InvalidValue
 from .container import check_name
 from .dtypes import FORMS, name_of
 from .header import MOST_DIMENSIONS
@@ -27,14 +28,14 @@ def tensors_of(source: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
     if isinstance(source, nn.Module):
         source = {plain_name(name): value for name, value in unwrapped(source).state_dict().items()}
     elif not isinstance(source, Mapping):
-        raise TypeError(f"A {type(source).__name__} cannot be saved. Give a torch.nn.Module or its state dict.")
+        raise InvalidType(f"A {type(source).__name__} cannot be saved. Give a torch.nn.Module or its state dict.")
     return {name: _checked(name, value) for name, value in source.items()}
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's own parameters and buffers under their names in its state dict, to be written into."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+        raise InvalidType(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     model = unwrapped(model)
     own: dict[str, Tensor] = {
         **dict(model.named_parameters(remove_duplicate=False)),
@@ -43,7 +44,7 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name in model.state_dict():
         if name not in own:
-            raise ValueError(
+            raise InvalidValue(
                 f"{name!r} of the model's state dict is no parameter or buffer that could be filled. Read the file "
                 "without a model, and give what comes to model.load_state_dict."
             )
@@ -74,20 +75,20 @@ def plain_name(name: str) -> str:
 def _checked(name: object, value: Any) -> Tensor:
     check_name(name)
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name!r} is a {type(value).__name__}, and a file holds only tensors. Leave it out.")
+        raise InvalidType(f"{name!r} is a {type(value).__name__}, and a file holds only tensors. Leave it out.")
     if nn.parameter.is_lazy(value):
-        raise ValueError(f"{name!r} has no shape yet. Run the model once on a batch first.")
+        raise InvalidValue(f"{name!r} has no shape yet. Run the model once on a batch first.")
     if hasattr(value, "__tensor_flatten__"):
-        raise TypeError(
+        raise InvalidType(
             f"{name!r} is a {type(value).__name__}. Gather or convert it to a plain tensor first; for a sharded model "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True) does."
         )
     if value.layout != torch.strided or value.is_nested:
-        raise TypeError(f"{name!r} has the layout {value.layout}. Convert it with to_dense() first.")
+        raise InvalidType(f"{name!r} has the layout {value.layout}. Convert it with to_dense() first.")
     if value.dtype not in FORMS or value.is_quantized:
-        raise TypeError(f"{name!r} has the type {name_of(value.dtype)}, which a file cannot hold. Convert it first.")
+        raise InvalidType(f"{name!r} has the type {name_of(value.dtype)}, which a file cannot hold. Convert it first.")
     if value.is_meta:
-        raise ValueError(f"{name!r} is on the meta device and has no values. Give it some, as with model.to_empty.")
+        raise InvalidValue(f"{name!r} is on the meta device and has no values. Give it some, as with model.to_empty.")
     if value.ndim > MOST_DIMENSIONS:
-        raise ValueError(f"{name!r} has {value.ndim} dimensions, and {MOST_DIMENSIONS} are the limit. Reshape it.")
+        raise InvalidValue(f"{name!r} has {value.ndim} dimensions, and {MOST_DIMENSIONS} are the limit. Reshape it.")
     return value.detach().as_subclass(Tensor)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidType, MissingFile
 from .check import verify
 from .container import Piece, Reader, write
 from .contents import contents_of, is_pare, plain_contents
@@ -24,12 +25,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the state dict in a file, or in the model.safetensors of a run's folder."""
     if path.is_dir():
         if not (path / "model.safetensors").is_file():
-            raise FileNotFoundError(
-                f"{str(path)!r} holds no model.safetensors. Give a finished run's folder or a file."
-            )
+            raise MissingFile(f"{str(path)!r} holds no model.safetensors. Give a finished run's folder or a file.")
         path = path / "model.safetensors"
     if not path.is_file():
-        raise FileNotFoundError(f"There is no {str(path)!r}. Give a run's folder, a .pare, .safetensors or .pt file.")
+        raise MissingFile(f"There is no {str(path)!r}. Give a run's folder, a .pare, .safetensors or .pt file.")
     return _from_safetensors(path) if path.suffix in (".pare", ".safetensors") else _from_checkpoint(path)
 
 
@@ -38,7 +37,7 @@ def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
     odd = [name for name, tensor in tensors.items() if tensor.dtype not in _CODES]
     if odd:
         kind = name_of(tensors[odd[0]].dtype)
-        raise TypeError(
+        raise InvalidType(
             f"{odd[0]!r} has the type {kind}, which a plain safetensors file cannot hold. Write a .pare file."
         )
     pieces = [

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import InvalidValue
 from ..lab import environment, files
 from ..messages import one_of
 from ..runtime import library
+from ..messages import one_of
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
 from .staging import Staged
@@ -120,4 +122,4 @@ def _late(began: float, seconds: float | None, any_yet: bool) -> bool:
 
 def _check_counts(what: str, numbers: Sequence[int]) -> None:
     if not numbers or any(number < 1 for number in numbers):
-        raise ValueError(f"{what} must be whole numbers of at least 1, such as 1,16.")
+        raise InvalidValue(f"{what} must be whole numbers of at least 1, such as 1,16.")

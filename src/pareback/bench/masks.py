@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
 from ..costs.selection import MIN_SIZE, select
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -35,7 +36,7 @@ def mask_uniformly_(
     tensor(True)
     """
     if not 0.0 <= sparsity < 1.0:
-        raise ValueError(f"sparsity={sparsity!r} must be a share of zeros from 0 up to, but not, 1, such as 0.9.")
+        raise InvalidValue(f"sparsity={sparsity!r} must be a share of zeros from 0 up to, but not, 1, such as 0.9.")
     generator = torch.Generator().manual_seed(seed)
     layers = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))}
     for selected in select(model, include, exclude, min_size):

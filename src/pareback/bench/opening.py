@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..artifact.weights import read_weights
+from ..errors import InvalidValue, MissingFile
 from ..lab.models import build
+from ..lab.paths import expanded
 from ..lab.reading import read
 from ..lab.recipe import DataRecipe, Recipe
-from ..lab.run_folder import recipe_of, result_of
+from ..lab.run_folder import made_for, recipe_of
 from ..lab.sources import open_source
 from .masks import mask_uniformly_
 from .subject import Subject
@@ -48,7 +50,7 @@ def open_subject(source: Path, given: Given) -> Subject:
     """Return the model of a run's folder, a recipe (with random weights unless some are given) or a file of weights."""
     parts = _parts(source, given)
     if parts.weights is not None and given.sparsity is not None:
-        raise ValueError(f"{str(parts.weights)!r} has zeros of its own. Leave out --sparsity, or the weights.")
+        raise InvalidValue(f"{str(parts.weights)!r} has zeros of its own. Leave out --sparsity, or the weights.")
     images, shape, classes = _images(parts, given)
     torch.manual_seed(parts.recipe.seed)
     model = build(replace(parts.recipe.model, pretrained=None), classes, shape)
@@ -64,20 +66,19 @@ def open_subject(source: Path, given: Given) -> Subject:
 
 def _parts(source: Path, given: Given) -> _Parts:
     if source.is_dir():
-        result = result_of(source)
-        shape = given.shape or tuple(result["shape"])
-        return _Parts(recipe_of(source), given.weights or source, shape, given.classes or result["classes"])
+        classes, shape = made_for(source)
+        return _Parts(recipe_of(source), given.weights or source, given.shape or shape, given.classes or classes)
     if source.suffix in _RECIPES:
         if given.recipe is not None:
-            raise ValueError(f"{str(source)!r} and {str(given.recipe)!r} are two recipes. Give one of them.")
+            raise InvalidValue(f"{str(source)!r} and {str(given.recipe)!r} are two recipes. Give one of them.")
         return _Parts(read(source), given.weights, given.shape, given.classes)
     if not source.exists():
-        raise FileNotFoundError(f"There is no {str(source)!r}. Give a run's folder, a recipe or a file of weights.")
+        raise MissingFile(f"There is no {str(source)!r}. Give a run's folder, a recipe or a file of weights.")
     if given.recipe is None:
         read_weights(source)  # says so if it is damaged, or no file of weights at all
-        raise ValueError(f"{str(source)!r} holds weights alone. Give the network's recipe with --recipe FILE.yaml.")
+        raise InvalidValue(f"{str(source)!r} holds weights alone. Give the network's recipe with --recipe FILE.yaml.")
     if given.weights is not None:
-        raise ValueError(f"{str(source)!r} and {str(given.weights)!r} are two files of weights. Give one of them.")
+        raise InvalidValue(f"{str(source)!r} and {str(given.weights)!r} are two files of weights. Give one of them.")
     return _Parts(read(given.recipe), source, given.shape, given.classes)
 
 
@@ -90,7 +91,7 @@ def _images(parts: _Parts, given: Given) -> tuple[Tensor | None, tuple[int, int,
         return images.float().contiguous(), source.shape, len(source.classes)
     shape, classes = parts.shape or _known_shape(data), parts.classes or _known_classes(data)
     if shape is None or classes is None:
-        raise ValueError(
+        raise InvalidValue(
             f"The recipe's images are not at {data.path!r}, and so their shape is not known. Give --data.path, or "
             "--shape 3,32,32 and --classes 100."
         )
@@ -98,7 +99,7 @@ def _images(parts: _Parts, given: Given) -> tuple[Tensor | None, tuple[int, int,
 
 
 def _at_hand(data: DataRecipe) -> bool:
-    return data.kind in ("digits", "mnist5000") or (data.path is not None and Path(data.path).expanduser().exists())
+    return data.kind in ("digits", "mnist5000") or (data.path is not None and expanded(data.path).exists())
 
 
 def _known_shape(data: DataRecipe) -> tuple[int, int, int] | None:
@@ -124,7 +125,7 @@ def _fill(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(
+        raise InvalidValue(
             f"The weights of {str(path)!r} do not fit the recipe's network. Give the recipe they were trained with."
         ) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -34,6 +35,10 @@ def _run(options: Namespace) -> None:
     from ..bench.showing import as_text
     from ..lab import files
 
+    if options.out is not None and options.out.is_dir():
+        raise UsageError(f"{str(options.out)!r} is a folder. Give the name of a file with --out.")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise UsageError(f"There is no folder {str(options.out.parent)!r}. Make it first.")
     batches, threads = _numbers("--batch", options.batch), _numbers("--threads", options.threads)
     shape = None if options.shape is None else _numbers("--shape", options.shape)
     if shape is not None and len(shape) != 3:
@@ -62,7 +67,7 @@ def _run(options: Namespace) -> None:
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(re.fullmatch("0*[1-9][0-9]{0,8}", word) for word in words):
         raise UsageError(f"{option} {text!r} is not a list of whole numbers above 0. Write {option} 1,16.")
     return tuple(dict.fromkeys(map(int, words))) if option != "--shape" else tuple(map(int, words))
 

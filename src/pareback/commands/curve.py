@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ..errors import InvalidUse
 from ..lab.arguments import Parser, UsageError, add_recipe_options, changes
 from .command import Command
 
@@ -191,9 +192,9 @@ def _told(planned: Sequence[Task], failed: dict[str, str], root: Path) -> int:
     blocked = [task for task in planned if task.standing == "blocked"]
     if failed:
         names = ", ".join(list(failed)[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
-        raise RuntimeError(f"{len(failed)} of {len(planned)} runs failed ({names}); the same command tries them again.")
+        raise InvalidUse(f"{len(failed)} of {len(planned)} runs failed ({names}); the same command tries them again.")
     if blocked:
-        raise RuntimeError(
+        raise InvalidUse(
             f"{len(blocked)} of {len(planned)} runs could not begin: remove {str(blocked[0].path)!r}"
             + (" and the others named above." if len(blocked) > 1 else ".")
         )

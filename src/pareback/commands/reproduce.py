@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _run(options: Namespace) -> None:
 
 def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
     words = text.split(",")
-    if not all(word.strip().isdigit() for word in words):
+    if not all(re.fullmatch("[0-9]{1,18}", word.strip()) for word in words):
         raise UsageError(f"{option} {text!r} is not a list of whole numbers. Write {option} 0,1.")
     return tuple(dict.fromkeys(int(word) for word in words))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ..errors import InvalidValue
 from ..lab.reading import Field, entries, nearest
 from ..messages import did_you_mean, one_of
 from .exactness import off_target
@@ -70,11 +71,11 @@ def condition(text: str) -> Condition:
     Condition(key='goal.sparsity', sign='>=', value='0.95')
     >>> condition("goal.knd=budget")
     Traceback (most recent call last):
-    ValueError: A run has no 'goal.knd'. Did you mean 'goal.kind'?
+    pareback.errors.InvalidValue: A run has no 'goal.knd'. Did you mean 'goal.kind'?
     """
     match = re.fullmatch(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text)
     if match is None:
-        raise ValueError(f"{text!r} is no condition. Write --where goal.kind=budget or --where 'accuracy>95'.")
+        raise InvalidValue(f"{text!r} is no condition. Write --where goal.kind=budget or --where 'accuracy>95'.")
     check_key(match[1])
     found = Condition(match[1], match[2], match[3])
     _check_value(found)
@@ -82,16 +83,16 @@ def condition(text: str) -> Condition:
 
 
 def _check_value(asked: Condition) -> None:
-    """Raise ValueError for what no run can meet: a number compared with a word, or words put in order."""
+    """Raise InvalidValue for what no run can meet: a number compared with a word, or words put in order."""
     if _number(asked.value) is not None:
         return
     if asked.sign not in ("=", "!="):
-        raise ValueError(
+        raise InvalidValue(
             f"{asked.key}{asked.sign}{asked.value} compares with {asked.value!r}, which is no number. Write --where "
             "'accuracy>95'."
         )
     if _is_number(asked.key) and asked.value.lower() != "none":
-        raise ValueError(f"{asked.key} is a number, and {asked.value!r} is none. Write --where 'accuracy>95'.")
+        raise InvalidValue(f"{asked.key} is a number, and {asked.value!r} is none. Write --where 'accuracy>95'.")
     choices = _choices(asked.key)
     if choices and asked.value.lower() != "none":
         one_of(asked.key, asked.value, choices)
@@ -113,11 +114,11 @@ def _fields() -> dict[str, Field]:
 
 
 def check_key(name: str) -> None:
-    """Raise ValueError for what no run has."""
+    """Raise InvalidValue for what no run has."""
     known = [field.key for field in entries()]
     if name not in known and name not in FIGURES:
         hint = nearest(name, known) if "." in name else did_you_mean(name, [*FIGURES, *known])
-        raise ValueError(f"A run has no {name!r}.{hint}")
+        raise InvalidValue(f"A run has no {name!r}.{hint}")
 
 
 def figure(run: StoredRun, name: str) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..errors import InvalidValue
 
 #: A curve keeps nothing in Ray's memory: the least that Ray accepts is plenty.
 _OBJECT_STORE = 100 * 10**6
@@ -34,11 +35,11 @@ class Needs:
     def __post_init__(self) -> None:
         for option, value in (("--cpus-per-run", self.cpus), ("--gpus-per-run", self.gpus)):
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{option} {value:g} must be at least 0.")
+                raise InvalidValue(f"{option} {value:g} must be at least 0.")
         if self.cpus == 0:
-            raise ValueError("--cpus-per-run 0 leaves a run nothing to work with. Write 0.5 to let two share a CPU.")
+            raise InvalidValue("--cpus-per-run 0 leaves a run nothing to work with. Write 0.5 to let two share a CPU.")
         if self.address is not None and self.address.startswith("ray://"):
-            raise ValueError(
+            raise InvalidValue(
                 f"--address {self.address} is that of Ray's client. Run this command on a machine of the cluster, with "
                 "--address auto or HOST:6379."
             )
@@ -79,6 +80,11 @@ def connected(needs: Needs) -> Iterator[Any]:
         ray.init(**options)
     except ConnectionError as error:
         raise _nobody_at(needs.address) from error
+    except (ValueError, RuntimeError) as error:  # no address at all, or a cluster of another version
+        if needs.address is None:
+            raise
+        said = str(error).strip().splitlines()[0].rstrip(".")
+        raise InvalidValue(f"--address {needs.address} cannot be used: {said}. Write auto or HOST:6379.") from error
     try:
         yield ray
     finally:
@@ -86,18 +92,18 @@ def connected(needs: Needs) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Raise ValueError where nobody answers: Ray itself would go on trying for minutes."""
+    """Raise InvalidValue where nobody answers: Ray itself would go on trying for minutes."""
     host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal():
         return  # auto, or something that Ray knows
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # a ValueError: no name that a machine could have
         raise _nobody_at(address) from error
 
 
-def _nobody_at(address: str | None) -> ValueError:
-    return ValueError(
+def _nobody_at(address: str | None) -> InvalidValue:
+    return InvalidValue(
         f"There is no Ray cluster at {address!r}. Start one with: ray start --head; or leave --address out."
     )
 
@@ -119,7 +125,7 @@ def share_of(ray: Any, needs: Needs) -> Share:
     share = Share(needs.cpus if needs.cpus is not None else usual, gpus)
     if not any(m.get("CPU", 0.0) >= share.cpus and m.get("GPU", 0.0) >= share.gpus for m in machines):
         most = max(machines, key=lambda machine: (machine.get("GPU", 0.0), machine.get("CPU", 0.0)))
-        raise ValueError(
+        raise InvalidValue(
             f"A run takes {share.cpus:g} CPUs and {share.gpus:g} GPUs, and no machine has as many: the largest has "
             f"{most.get('CPU', 0.0):g} and {most.get('GPU', 0.0):g}. Change --cpus-per-run or --gpus-per-run."
         )
@@ -127,7 +133,7 @@ def share_of(ray: Any, needs: Needs) -> Share:
 
 
 def check_machines(ray: Any, root: Path) -> int:
-    """Raise ValueError for a machine that does not see the store or has another version; return how many there are."""
+    """Return how many machines there are; raise InvalidValue if one does not see the store or has another version."""
     root.mkdir(parents=True, exist_ok=True)
     marker = root / f".shared-{uuid.uuid4().hex}"
     marker.write_text("")
@@ -164,14 +170,16 @@ def _asked(ray: Any, nodes: dict[str, str], marker: Path) -> dict[str, Any]:
 
 def _check_answer(answer: Any, machine: str, root: Path) -> None:
     if isinstance(answer, Exception):
-        raise ValueError(
+        raise InvalidValue(
             f"The machine {machine} cannot run pareback: {str(answer).strip().splitlines()[-1]} Install the same "
             "pareback on every machine of the cluster."
         )
     sees, version = answer
     if version != __version__:
-        raise ValueError(f"The machine {machine} has pareback {version}, this one {__version__}. Install one version.")
+        raise InvalidValue(
+            f"The machine {machine} has pareback {version}, this one {__version__}. Install one version."
+        )
     if not sees:
-        raise ValueError(
+        raise InvalidValue(
             f"The machine {machine} does not see {str(root)!r}. Give a folder that all machines share with --root."
         )

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from ..errors import InvalidValue
 from ..costs.amounts import amount, exact
 from ..lab.goals import goal_of
 from ..lab.recipe import GoalRecipe, ModelRecipe, Recipe
 from ..messages import did_you_mean, listed
 from ..plan import plan
+from ..messages import did_you_mean, listed
 from .sizes import Measure, Sizes
 
 #: The ways to prune to a budget; unconstrained has no budget and is swept by its λ instead.
@@ -52,15 +54,15 @@ class Grid:
         for goal in self.goals:
             if goal not in GOALS:
                 hint = did_you_mean(goal, GOALS) or f" Write some of {listed(GOALS)}."
-                raise ValueError(f"There is no goal {goal!r}.{hint}")
+                raise InvalidValue(f"There is no goal {goal!r}.{hint}")
         for budget in self.budgets:
             read = amount("params", budget.value)
             if read.relative and read.value == 1:
-                raise ValueError("A budget of 1.0 is the dense network, which is trained anyway. Leave it out.")
+                raise InvalidValue("A budget of 1.0 is the dense network, which is trained anyway. Leave it out.")
         wants = set(self.goals) - {"unconstrained"}
         if not self.budgets and (wants or self.dense_equivalents):
             what = min(wants, key=self.goals.index) if wants else "--dense-equivalents"
-            raise ValueError(f"{what} needs budgets. Write --budgets 0.3,0.15,0.05,0.02.")
+            raise InvalidValue(f"{what} needs budgets. Write --budgets 0.3,0.15,0.05,0.02.")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def points(base: Recipe, grid: Grid) -> Points:
     ['digits-dense', 'digits-exact-0.05', 'digits-unconstrained-10']
     """
     if base.model.thin is not None:
-        raise ValueError("model.thin is what --dense-equivalents chooses. Leave it out of the recipe.")
+        raise InvalidValue("model.thin is what --dense-equivalents chooses. Leave it out of the recipe.")
     sizes, notes = Sizes(base, grid.measure), list[str]()
     models = {"": (base.model, GoalRecipe())} | dict(_thinned(base, grid, sizes, notes))
     wanted = [("dense", "", *models[""])]
@@ -116,7 +118,7 @@ def points(base: Recipe, grid: Grid) -> Points:
 
 
 def check_reachable(base: Recipe, grid: Grid) -> None:
-    """Raise ValueError if the smallest budget cannot be met, before anything is trained."""
+    """Raise InvalidValue if the smallest budget cannot be met, before anything is trained."""
     goals = [goal for goal in _with(grid) if goal in ("exact", "budget")]
     if not goals:
         return
@@ -129,7 +131,7 @@ def check_reachable(base: Recipe, grid: Grid) -> None:
     chosen: dict[str, Any] = {name: getattr(recipe, name) for name in ("include", "exclude", "min_size")}
     problems = plan(sizes.real(), goal, example, **chosen).problems
     if problems:
-        raise ValueError(f"The budget {budget.text} cannot be met: {problems[0]}")
+        raise InvalidValue(f"The budget {budget.text} cannot be met: {problems[0]}")
 
 
 def _point(base: Recipe, method: str, at: str, model: ModelRecipe, goal: GoalRecipe, seed: int) -> Point:

@@ -12,7 +12,7 @@ from typing import Any
 from ..lab.interrupts import Interrupts
 from .cluster import Needs, Share, check_machines, connected, share_of
 from .planning import Task
-from .running import Progress
+from .running import LostWorkerError, Progress
 from .worker import work_apart
 
 #: Runs that Ray knows of at a time: enough to fill a large cluster, and few enough to be cancelled at once.
@@ -85,7 +85,7 @@ class _Queue:
         cause = getattr(error, "cause", None)
         if isinstance(cause, Exception) and not isinstance(cause, self._ray.exceptions.RayError):
             return cause
-        return RuntimeError(f"its worker was lost ({type(error).__name__})")
+        return LostWorkerError(f"its worker was lost ({type(error).__name__})")
 
     def _stop(self) -> None:
         """Ask every run to save and stop, and wait until they have."""

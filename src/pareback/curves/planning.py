@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..errors import InvalidValue
 from ..lab.checks import check
 from ..lab.origins import changed_since
 from ..lab.reading import to_dict
 from ..messages import counted
 from ..report import table
+from ..messages import counted
 from . import store
 from .grid import Point
 
@@ -68,7 +70,7 @@ def listing(planned: Sequence[Task]) -> str:
 
 def _names(root: Path) -> set[str]:
     if root.exists() and not root.is_dir():
-        raise ValueError(f"{str(root)!r} is a file. Give a folder for the runs with --root.")
+        raise InvalidValue(f"{str(root)!r} is a file. Give a folder for the runs with --root.")
     return set(os.listdir(root)) if root.is_dir() else set()
 
 

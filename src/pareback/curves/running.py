@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..lab.failures import told
 from ..lab.interrupts import Interrupted
 from . import store
 from .planning import Task
@@ -12,6 +13,10 @@ from .worker import work
 
 #: Failures without a single success after which the rest is not tried.
 _HOPELESS = 3
+
+
+class LostWorkerError(RuntimeError):
+    """A run whose process is gone, or its machine."""
 
 
 @dataclass
@@ -81,12 +86,10 @@ def retryable(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """Return an error as a sentence.
 
-    >>> reason(RuntimeError("The disk is full")), reason(KeyError("x"))
+    >>> reason(OSError("The disk is full")), reason(KeyError("x"))
     ('The disk is full.', "KeyError: 'x'.")
     """
-    said, kind = str(error).strip(), type(error).__name__
-    known = isinstance(error, (ValueError, TypeError, RuntimeError, OSError, ArithmeticError))
-    text = (said if known else f"{kind}: {said}") if said else kind
+    text = str(error) if isinstance(error, LostWorkerError) else told(error)
     return text.strip().splitlines()[0].rstrip(".") + "."
 
 

@@ -10,12 +10,13 @@ from typing import Literal
 import torch
 from torch import nn
 
+from ..errors import InvalidValue
 from ..costs.flops import count_flops
-from ..costs.selection import select
 from ..lab.models import build
 from ..lab.recipe import ModelRecipe, Recipe
 from ..lab.sources import open_source
 from ..lab.thin import check_thin
+from ..costs.selection import select
 
 #: params: non-zero parameters of the whole model; flops: operations per image of the whole model, less those with
 #: zeros; weights: non-zero weights of the pruned tensors alone, as the paper counts its budgets.
@@ -65,7 +66,7 @@ class Sizes:
         pruned, rest = self._parts
         density = (budget * self.dense - rest) / pruned
         if density <= 0:
-            raise ValueError(
+            raise InvalidValue(
                 f"A budget of {float(budget):g} is less than what is not pruned: {float(rest / self.dense):.4f} of the "
                 f"network's {self.measure}. Write a larger one, or prune more with goal.min_size or goal.include."
             )
@@ -112,7 +113,7 @@ class Sizes:
         """Count a thinned network; None if some layer has no channel left."""
         try:
             model = self.model(replace(self._recipe.model, thin=float(share), pretrained=None))
-        except ValueError:
+        except InvalidValue:
             return None
         if self.measure == "flops":
             return count_flops(model, self.example("meta")).total

@@ -14,9 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import InvalidValue, MissingFile
 from ..lab.reading import from_dict, read, to_dict
 from ..lab.recipe import Recipe
 from ..lab.record import Record, read_record, write_record
+from ..lab.results import NUMBERS, lacking
 from ..lab.run_folder import INCIDENTAL, by_name
 
 State = Literal["finished", "unfinished", "broken", "foreign"]
@@ -26,8 +28,6 @@ State = Literal["finished", "unfinished", "broken", "foreign"]
 _DIGITS = 10
 #: How deep a store is looked through: more would read every file of a folder that was given by mistake.
 _LEVELS = 4
-#: What a result must hold to be listed and drawn.
-_NUMBERS = ("seed", "accuracy", "parameters", "nonzeros", "pruned_weights", "pruned_nonzeros", "sparsity")
 #: What a run may leave behind that was killed before its recipe was written.
 _BEGINNINGS = {".lock", "environment.json", "metrics.jsonl", "recipe.yaml.tmp", "environment.json.tmp"}
 
@@ -106,7 +106,7 @@ def scan(root: Path) -> list[StoredRun]:
     if root.is_file() or _holds_a_run(root):
         return [look(root)]
     if not root.is_dir():
-        raise FileNotFoundError(f"There is no folder {str(root)!r}. Give the one that holds the runs.")
+        raise MissingFile(f"There is no folder {str(root)!r}. Give the one that holds the runs.")
     return _entries(root, _LEVELS)
 
 
@@ -154,13 +154,13 @@ def look(path: Path) -> StoredRun:
 def record_of(run: StoredRun) -> Record:
     """Return a finished run's record: from its record.json, or from its folder, where it is then kept if it can be."""
     if run.state != "finished":
-        raise ValueError(f"{str(run.path)!r} holds no finished run. {run.problem}".rstrip())
+        raise InvalidValue(f"{str(run.path)!r} holds no finished run. {run.problem}".rstrip())
     try:
         if not run.path.is_dir():
             return read_record(run.path)
         return _kept(run) or keep(run.path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"The record of {str(run.path)!r} cannot be made: {error}") from error
+        raise InvalidValue(f"The record of {str(run.path)!r} cannot be made: {error}") from error
 
 
 def keep(path: Path) -> Record:
@@ -187,7 +187,7 @@ def _kept(run: StoredRun) -> Record | None:
         record = read_record(path)
     except ValueError:
         return None
-    same = all(record.result.get(name) == run.result.get(name) for name in ("name", *_NUMBERS, "seconds"))
+    same = all(record.result.get(name) == run.result.get(name) for name in ("name", *NUMBERS, "seconds"))
     return record if same else None
 
 
@@ -211,7 +211,7 @@ def _folder(path: Path) -> StoredRun:
 
 def _file(path: Path) -> StoredRun:
     if not path.exists():
-        raise FileNotFoundError(f"There is no {str(path)!r}. Give a folder of runs, a run or the record of one.")
+        raise MissingFile(f"There is no {str(path)!r}. Give a folder of runs, a run or the record of one.")
     run = _finished(path, path)
     if run.state == "finished" and not {"metrics", "histograms"} <= run.result.keys():  # type: ignore[union-attr]
         return StoredRun(path, "foreign", f"{path.name} is not the record of a run.")
@@ -227,36 +227,11 @@ def _finished(path: Path, file: Path) -> StoredRun:
     if not isinstance(content, dict) or "recipe" not in content:
         state: State = "broken" if file.name == "result.json" else "foreign"
         return StoredRun(path, state, f"{_shown(path, file)} is not the result of a run.")
-    lacking = _lacking(content)
-    if lacking:
-        return StoredRun(path, "broken", f"{_shown(path, file)} is not whole: it lacks {lacking}.")
+    missing = lacking(content)
+    if missing:
+        return StoredRun(path, "broken", f"{_shown(path, file)} is not whole: it lacks {missing}.")
     content.pop("tensors", None)
     return StoredRun(path, "finished", asked=content["recipe"], result=content)
-
-
-def _lacking(content: Mapping[str, Any]) -> str:
-    """Name the first thing that a result must have and this one has not."""
-    numbers = [name for name in _NUMBERS if not _is_number(content.get(name))]
-    if numbers:
-        return numbers[0]
-    sections = ("recipe", "environment", "seconds")
-    wrong = [name for name in sections if not isinstance(content.get(name), dict)]
-    if wrong:
-        return wrong[0]
-    if not _is_number(content["seconds"].get("total")):
-        return "seconds"
-    inside = [name for name in ("data", "model", "goal", "train") if not isinstance(content["recipe"].get(name), dict)]
-    if inside:
-        return f"the recipe's {inside[0]}"
-    if not isinstance(content.get("name"), str):
-        return "name"
-    if not isinstance(content.get("tensors"), list):
-        return "tensors"
-    return "" if content.get("complete") is True else "its end"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(path: Path, file: Path) -> str:

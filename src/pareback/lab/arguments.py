@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..errors import InvalidValue
 from ..messages import did_you_mean
-from .reading import Field, entries, nearest, nearest_key, sections
+from .reading import Field, entries, is_text, nearest, nearest_key, sections
 
 _PREFIX = "recipe:"
 
 
-class UsageError(ValueError):
+class UsageError(InvalidValue):
     """A command line that cannot be understood."""
 
 
@@ -23,6 +24,8 @@ def output_path(text: str) -> Path:
     """Read the path of something to write; an empty one, as an unset variable gives it, would be the current folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is no path")
+    if not is_text(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8")
     return Path(text)
 
 

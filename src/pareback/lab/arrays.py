@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidValue, MissingFile
 from ..messages import listed
 from .augment import Shift
 from .in_memory import InMemory
 from .optional import optional
+from .paths import expanded
 
 KEYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 #: How many channels images have: grey, colours, colours and opacity.
@@ -22,7 +24,7 @@ def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemor
 
     Training images are moved by up to 4 pixels, or an eighth of the side of images below 32 pixels, and mirrored.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     arrays = _read(path)
     classes = _classes(arrays["classes"], path)
     for part in ("train", "test"):
@@ -30,7 +32,7 @@ def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemor
         _check_labels(arrays[f"{part}_y"], f"{part}_y", len(arrays[f"{part}_x"]), len(classes), path)
     train_x, test_x = arrays["train_x"], arrays["test_x"]
     if train_x.shape[1:] != test_x.shape[1:]:
-        raise ValueError(
+        raise InvalidValue(
             f"train_x and test_x of {path} must hold images of one shape, not {_by(train_x.shape[1:])} "
             f"and {_by(test_x.shape[1:])}."
         )
@@ -42,7 +44,7 @@ def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemor
 def _read(path: Path) -> dict[str, Any]:
     numpy = optional("numpy")
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}: write data.path as the .npz file with the images.")
+        raise MissingFile(f"There is no file {path}: write data.path as the .npz file with the images.")
     try:
         # A pickle could run any code, so none is read. numpy leaves a damaged file open that it opened itself.
         with path.open("rb") as raw, numpy.load(raw, allow_pickle=False) as file:
@@ -51,15 +53,15 @@ def _read(path: Path) -> dict[str, Any]:
     except _ObjectsError:
         raise
     except Exception as error:  # damaged files make numpy and zipfile raise nearly anything
-        raise ValueError(
+        raise InvalidValue(
             f"{path} is damaged, cut off or no .npz file of plain arrays: write it again with numpy.savez."
         ) from error
     if missing:
-        raise ValueError(f"{path} lacks {listed(missing)}: an .npz of images holds {listed(KEYS)}.")
+        raise InvalidValue(f"{path} lacks {listed(missing)}: an .npz of images holds {listed(KEYS)}.")
     return arrays
 
 
-class _ObjectsError(ValueError):
+class _ObjectsError(InvalidValue):
     """An array that only a pickle can hold."""
 
 
@@ -78,25 +80,28 @@ def _array(file: Any, key: str, path: Path) -> Any:
 
 def _classes(names: Any, path: Path) -> tuple[str, ...]:
     if names.ndim != 1 or len(names) == 0:
-        raise ValueError(
+        raise InvalidValue(
             f"classes of {path} must be the list of the classes' names, not an array of {_by(names.shape)}."
         )
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
+    try:
+        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"classes of {path} holds bytes that are not UTF-8: write the names as text.") from error
 
 
 def _check_images(images: Any, key: str, path: Path) -> None:
     if images.dtype != "uint8":
-        raise ValueError(
+        raise InvalidValue(
             f"{key} of {path} must be uint8, 0 to 255, not {images.dtype}: write {_as_bytes(images, key)}."
         )
     if images.ndim != 4 or 0 in images.shape:
-        raise ValueError(
+        raise InvalidValue(
             f"{key} of {path} must have the shape images×height×width×channels, none of them zero, "
             f"not {_by(images.shape)}."
         )
     channels, last = images.shape[1], images.shape[3]
     if channels in _CHANNELS and last > max(_CHANNELS):
-        raise ValueError(
+        raise InvalidValue(
             f"{key} of {path} has its channels first, {_by(images.shape)}: write {key}.transpose(0, 2, 3, 1), which is "
             "images×height×width×channels."
         )
@@ -117,20 +122,20 @@ def _as_bytes(images: Any, key: str) -> str:
 
 def _check_labels(labels: Any, key: str, images: int, classes: int, path: Path) -> None:
     if labels.ndim == 2 and len(labels) == images and labels.shape[1] > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"{key} of {path} must hold one label for each of the {images} images, not {_by(labels.shape)}: write "
             f"{key}.argmax(1) if its rows are one-hot."
         )
     if labels.dtype.kind not in "iu":
-        raise ValueError(f"{key} of {path} must hold whole numbers, not {labels.dtype}: write {key}.astype('int64').")
+        raise InvalidValue(f"{key} of {path} must hold whole numbers, not {labels.dtype}: write {key}.astype('int64').")
     if labels.shape != (images,):
-        raise ValueError(
+        raise InvalidValue(
             f"{key} of {path} must hold one label for each of the {images} images, not {_by(labels.shape)}."
         )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        raise ValueError(
+        raise InvalidValue(
             f"{key} of {path} has the label {wrong}, and with {classes} classes labels go from 0 to {classes - 1}."
         )
 

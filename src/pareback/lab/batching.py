@@ -6,6 +6,8 @@ import hashlib
 
 from torch import Tensor
 
+from ..errors import InvalidValue
+
 
 def derived_seed(*parts: int) -> int:
     """Return a seed that differs whenever any of the parts does.
@@ -25,12 +27,12 @@ def check_batch(size: int, batch: int, rank: int = 0, world: int = 1) -> None:
     """Refuse a batch that cannot be drawn from ``size`` training images or shared evenly by ``world`` processes."""
     check_rank(batch, rank, world)
     if batch > size:
-        raise ValueError(
+        raise InvalidValue(
             f"A batch of {batch} images cannot be drawn from {size} training images: "
             f"write data.batch_size={size} or less."
         )
     if batch % world:
-        raise ValueError(
+        raise InvalidValue(
             f"A batch of {batch} images cannot be shared evenly by {world} processes: "
             f"write data.batch_size as a multiple of {world}."
         )
@@ -39,9 +41,9 @@ def check_batch(size: int, batch: int, rank: int = 0, world: int = 1) -> None:
 def check_rank(batch: int, rank: int, world: int) -> None:
     """Refuse a batch without images and a process that does not exist."""
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"A batch of {batch!r} images is not possible: write data.batch_size=1 or more.")
+        raise InvalidValue(f"A batch of {batch!r} images is not possible: write data.batch_size=1 or more.")
     if world < 1 or not 0 <= rank < world:
-        raise ValueError(f"rank={rank} of world={world} is not possible: write a rank from 0 to world - 1.")
+        raise InvalidValue(f"rank={rank} of world={world} is not possible: write a rank from 0 to world - 1.")
 
 
 def rank_part(order: Tensor, batch: int, rank: int, world: int) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import InvalidType, InvalidValue
+
 
 def is_builder(name: str) -> bool:
     """Whether a model's name is that of a function.
@@ -33,9 +35,9 @@ def built(name: str, classes: int, shape: tuple[int, int, int], share: float = 1
     try:
         model = function(classes, shape, **options)
     except Exception as error:  # whatever a stranger's function raises
-        raise ValueError(f"{name} failed{_where(error, function)}: {type(error).__name__}: {error}") from error
+        raise InvalidValue(f"{name} failed{_where(error, function)}: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module.")
+        raise InvalidType(f"{name} returned {type(model).__name__}, not a torch.nn.Module.")
     return model
 
 
@@ -50,10 +52,10 @@ def _function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     words = [*module_name.split("."), function_name]
     if not all(word.isidentifier() for word in words):
-        raise ValueError(f"model.name={name!r} names no function. Write package.module:function.")
+        raise InvalidValue(f"model.name={name!r} names no function. Write package.module:function.")
     function = getattr(_module(module_name, name), function_name, None)
     if not callable(function):
-        raise ValueError(f"model.name={name!r}: module {module_name!r} has no function {function_name!r}.")
+        raise InvalidValue(f"model.name={name!r}: module {module_name!r} has no function {function_name!r}.")
     return function  # type: ignore[no-any-return]
 
 
@@ -65,12 +67,12 @@ def _module(module_name: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name != missing and not module_name.startswith(f"{missing}."):
-            raise ValueError(f"model.name={name!r}: {module_name} needs the package {missing!r}.") from error
-        raise ValueError(
+            raise InvalidValue(f"model.name={name!r}: {module_name} needs the package {missing!r}.") from error
+        raise InvalidValue(
             f"model.name={name!r}: there is no module {missing!r}, neither in the current folder nor installed."
         ) from error
     except Exception as error:  # whatever a stranger's module raises
-        raise ValueError(
+        raise InvalidValue(
             f"model.name={name!r}: {module_name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
@@ -84,4 +86,4 @@ def _check_takes(function: Callable[..., Any], name: str, args: tuple[Any, ...],
         signature.bind(*args, **options)
     except TypeError as error:
         why = "it takes no share, so that it cannot be thinned" if options else str(error)
-        raise ValueError(f"{name} cannot be called: {why}. Write build(classes, shape, share=1.0).") from error
+        raise InvalidValue(f"{name} cannot be called: {why}. Write build(classes, shape, share=1.0).") from error

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidUse
 from . import files
 
 VERSION = 1
@@ -46,7 +47,7 @@ class Checkpoints:
             error, self._error = self._error, None
             if isinstance(error, files.DiskFullError):
                 raise error
-            raise RuntimeError(f"The checkpoint {str(self.path)!r} could not be written: {error}.") from error
+            raise InvalidUse(f"The checkpoint {str(self.path)!r} could not be written: {error}.") from error
 
     def _write(self, state: dict[str, Any], copied: torch.cuda.Event | None) -> None:
         try:
@@ -81,9 +82,9 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise RuntimeError(
+        raise InvalidUse(
             f"The checkpoint {str(path)!r} cannot be read. Delete it to let --resume begin anew."
         ) from error
     if not isinstance(state, dict) or state.get("version") != VERSION:
-        raise RuntimeError(f"{str(path)!r} is not a checkpoint of this release. Begin anew with --force.")
+        raise InvalidUse(f"{str(path)!r} is not a checkpoint of this release. Begin anew with --force.")
     return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from ..errors import InvalidValue
 from .distributed import Team
 from .goals import goal_of
 from .reading import at
@@ -35,47 +36,47 @@ _RANGES: dict[str, tuple[float, bool, float, str]] = {
 
 
 def check(recipe: Recipe) -> None:
-    """Raise ValueError for a recipe that cannot be trained anywhere."""
+    """Raise InvalidValue for a recipe that cannot be trained anywhere."""
     for key, (least, included, most, example) in _RANGES.items():
         value = at(recipe, key)
         if value is not None and not ((value >= least if included else value > least) and value < most):
-            if value >= most > 2**62:
-                raise ValueError(f"{key}={value!r} must be at most {int(most) - 1}. Write {key}={example}.")
+            if isinstance(value, int) and value >= most > 2**62:
+                raise InvalidValue(f"{key}={value!r} must be at most {int(most) - 1}. Write {key}={example}.")
             low = f"at least {least:g}" if included else f"above {least:g}"
             high = f" and below {most:g}" if most < 2**62 else " and finite" if isinstance(value, float) else ""
-            raise ValueError(f"{key}={value!r} must be {low}{high}. Write {key}={example}.")
+            raise InvalidValue(f"{key}={value!r} must be {low}{high}. Write {key}={example}.")
     if not recipe.name.strip() or set(recipe.name) & set('/\\:*?"<>|\0') or recipe.name.strip(".") == "":
-        raise ValueError(f"name={recipe.name!r} cannot name a folder. Write letters, digits and dashes.")
+        raise InvalidValue(f"name={recipe.name!r} cannot name a folder. Write letters, digits and dashes.")
     if recipe.optimizer.nesterov and (recipe.optimizer.kind != "sgd" or recipe.optimizer.momentum == 0.0):
-        raise ValueError("optimizer.nesterov needs SGD with momentum. Write optimizer.kind=sgd, or drop it.")
+        raise InvalidValue("optimizer.nesterov needs SGD with momentum. Write optimizer.kind=sgd, or drop it.")
     if recipe.schedule.warmup > recipe.train.epochs:
-        raise ValueError(
+        raise InvalidValue(
             f"schedule.warmup={recipe.schedule.warmup:g} is longer than train.epochs={recipe.train.epochs}, so that "
             "optimizer.lr is never reached. Write a shorter warmup, or more epochs."
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.train.device):
-        raise ValueError(f"train.device={recipe.train.device!r} is not known. Write auto, cpu, cuda or cuda:1.")
+        raise InvalidValue(f"train.device={recipe.train.device!r} is not known. Write auto, cpu, cuda or cuda:1.")
     goal_of(recipe.goal)
 
 
 def check_machine(recipe: Recipe, team: Team) -> None:
-    """Raise ValueError for what this device or this number of processes cannot do."""
+    """Raise InvalidValue for what this device or this number of processes cannot do."""
     if recipe.data.batch_size % team.world:
-        raise ValueError(
+        raise InvalidValue(
             f"data.batch_size={recipe.data.batch_size} cannot be shared evenly by {team.world} processes. Write a "
             f"multiple of {team.world}."
         )
     if not recipe.train.cuda_graph:
         return
     if team.device.type != "cuda":
-        raise ValueError("train.cuda_graph needs a GPU, and this runs on the CPU. Write train.cuda_graph=false.")
+        raise InvalidValue("train.cuda_graph needs a GPU, and this runs on the CPU. Write train.cuda_graph=false.")
     if team.world > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"train.cuda_graph captures the step of one process, and there are {team.world}. Write "
             "train.cuda_graph=false."
         )
     if recipe.train.precision == "fp16":
-        raise ValueError(
+        raise InvalidValue(
             "train.cuda_graph cannot hold fp16's loss scaling, which decides on the host whether to step. Write "
             "train.precision=bf16, or train.cuda_graph=false."
         )

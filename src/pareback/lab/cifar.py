@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidUse, InvalidValue, MissingFile
 from .augment import Shift
 from .in_memory import InMemory
 from .optional import optional
+from .paths import expanded
 
 
 def cifar(kind: str, path: str | Path, device: torch.device, augment: bool = True, download: bool = False) -> InMemory:
     """Return cifar10 or cifar100 from torchvision's files in a folder, downloaded to it if they may be."""
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     with _one_at_a_time(folder, download), warnings.catch_warnings():
         # The files hold pickles of an old numpy, which newer ones warn about.
         warnings.filterwarnings("ignore", message=r".*align should be passed", category=Warning)
@@ -29,19 +31,19 @@ def cifar(kind: str, path: str | Path, device: torch.device, augment: bool = Tru
 def _open(kind: str, folder: Path, train: bool, download: bool) -> Any:
     dataset = getattr(optional("torchvision.datasets"), kind.upper())
     if not download and not (folder / dataset.base_folder).is_dir():
-        raise FileNotFoundError(
+        raise MissingFile(
             f"There is no folder {dataset.base_folder} in {folder}: write data.path as the folder that holds it, "
             "or data.download=true to fetch it."
         )
     try:
         return dataset(str(folder), train=train, download=download)
     except OSError as error:  # among them all that urllib raises
-        raise RuntimeError(
+        raise InvalidUse(
             f"{kind} could not be downloaded to {folder} ({error}): fetch {dataset.url} elsewhere and unpack it there, "
             "or write data.kind=npz."
         ) from error
     except (RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{folder / dataset.base_folder} is incomplete or damaged: remove it and write data.download=true."
         ) from error
 

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..errors import InvalidUse, InvalidValue
+
 T = TypeVar("T")
 
 
@@ -71,17 +73,19 @@ class Team:
 @contextmanager
 def team(device: str) -> Iterator[Team]:
     """Join the processes that torchrun started, or train alone, on the device that the recipe names."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _place("WORLD_SIZE", "1")
     if world == 1:
         yield Team(_device(device))
         return
     if device.startswith("cuda:"):
-        raise ValueError(f"train.device={device!r} is one GPU for {world} processes. Write train.device=cuda or auto.")
-    rank, here = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+        raise InvalidValue(
+            f"train.device={device!r} is one GPU for {world} processes. Write train.device=cuda or auto."
+        )
+    rank, here = _place("RANK"), _place("LOCAL_RANK", "0")
     chosen = _device(device)
     if chosen.type == "cuda":
         if here >= torch.cuda.device_count():
-            raise RuntimeError(
+            raise InvalidUse(
                 f"Process {here} of this machine has no GPU: there are {torch.cuda.device_count()}. Start as many "
                 "processes as there are GPUs, or write train.device=cpu."
             )
@@ -89,10 +93,7 @@ def team(device: str) -> Iterator[Team]:
         torch.cuda.set_device(chosen)
     joined = not dist.is_initialized()
     if joined:
-        if chosen.type == "cuda":
-            dist.init_process_group("nccl", device_id=chosen)
-        else:
-            dist.init_process_group("gloo")
+        _join(chosen)
     try:
         yield Team(chosen, rank, world)
     finally:
@@ -100,12 +101,32 @@ def team(device: str) -> Iterator[Team]:
             dist.destroy_process_group()
 
 
+def _place(name: str, usual: str = "") -> int:
+    """Read one of the numbers by which torchrun tells processes from each other."""
+    text = os.environ.get(name, usual)
+    if not text.isdecimal():
+        raise InvalidValue(
+            f"{name}={text!r} is no whole number. Start the processes with torchrun, or unset WORLD_SIZE."
+        )
+    return int(text)
+
+
+def _join(device: torch.device) -> None:
+    try:
+        if device.type == "cuda":
+            dist.init_process_group("nccl", device_id=device)
+        else:
+            dist.init_process_group("gloo")
+    except ValueError as error:  # where to meet is not said, or not possible
+        raise InvalidValue(f"The processes cannot meet ({error}). Start them with torchrun.") from error
+
+
 def _device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError(f"train.device={name!r}, but torch sees no GPU. Write train.device=cpu or auto.")
+        raise InvalidValue(f"train.device={name!r}, but torch sees no GPU. Write train.device=cpu or auto.")
     index = int(name.removeprefix("cuda:")) if name.startswith("cuda:") else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
-        raise ValueError(f"train.device={name!r}, but torch sees {torch.cuda.device_count()} GPUs, counted from 0.")
+        raise InvalidValue(f"train.device={name!r}, but torch sees {torch.cuda.device_count()} GPUs, counted from 0.")
     return torch.device("cuda", index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from ..errors import InvalidValue
 from .reading import at, entries
 from .recipe import Recipe
 
@@ -56,7 +57,7 @@ _USES = (
 
 
 def check_effects(recipe: Recipe, given: Collection[str], *, rest: bool = True, but: str | None = None) -> None:
-    """Raise ValueError for a field that was asked for and has no effect.
+    """Raise InvalidValue for a field that was asked for and has no effect.
 
     Asked for is what ``given`` names, as a command line does, and with ``rest`` what the recipe sets away from its
     default, unless ``given`` has the field that decides against it: who gives another data.kind need not unset the
@@ -64,14 +65,15 @@ def check_effects(recipe: Recipe, given: Collection[str], *, rest: bool = True, 
 
     >>> check_effects(Recipe(), ["model.width"])
     Traceback (most recent call last):
-    ValueError: model.width=8 has no effect with model.name=lenet-300-100. Write model.name=wrn, or drop it.
+    pareback.errors.InvalidValue: model.width=8 has no effect with model.name=lenet-300-100. Write model.name=wrn, or
+    drop it.
     """
     usual = {field.key: field.default for field in entries()}
     for use, key in _idle(recipe):
         value = at(recipe, key)
         left_over = value == usual[key] or use.switch in given or not rest
         if (key in given or not left_over) and value is not None and not (but and key.startswith(but)):
-            raise ValueError(use.complaint(recipe, key))
+            raise InvalidValue(use.complaint(recipe, key))
 
 
 def _idle(recipe: Recipe) -> Iterator[tuple[_Use, str]]:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from ..artifact import export
+from ..errors import InvalidValue
 from .finished import network_of
-from .run_folder import is_own_file, result_of
+from .run_folder import is_own_file, made_for
 
 SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
 
@@ -17,14 +18,14 @@ SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
 def export_path(source: Path, form: str, out: Path | None, values: str | None) -> Path:
     """Write ``source`` in a form, beside it unless ``out`` says otherwise, and return where."""
     if form not in SUFFIXES:
-        raise ValueError(f"There is no format {form!r}. Write one of: {', '.join(SUFFIXES)}.")
+        raise InvalidValue(f"There is no format {form!r}. Write one of: {', '.join(SUFFIXES)}.")
     if values not in (None, "float16", "bfloat16"):
-        raise ValueError(f"Values cannot be kept as {values!r}. Write float16 or bfloat16.")
+        raise InvalidValue(f"Values cannot be kept as {values!r}. Write float16 or bfloat16.")
     target = out or _beside(source, SUFFIXES[form])
     if target.exists() and target.resolve() == source.resolve():
-        raise ValueError(f"{str(source)!r} would be written over itself. Give another file with --out.")
+        raise InvalidValue(f"{str(source)!r} would be written over itself. Give another file with --out.")
     if is_own_file(target.resolve()):
-        raise ValueError(f"{str(target)!r} belongs to the run in that folder. Give another file with --out.")
+        raise InvalidValue(f"{str(target)!r} belongs to the run in that folder. Give another file with --out.")
     if form == "onnx":
         model, example = _network(source)
         export(source, target, "onnx", model=model, example_inputs=example)
@@ -46,5 +47,5 @@ def _beside(source: Path, suffix: str) -> Path:
 def _network(source: Path) -> tuple[nn.Module, torch.Tensor]:
     """Return the network of a run, which a file of weights alone does not say."""
     if not source.is_dir():
-        raise ValueError(f"ONNX needs the network, and {str(source)!r} holds weights alone. Give a run's folder.")
-    return network_of(source), torch.zeros(2, *result_of(source)["shape"])
+        raise InvalidValue(f"ONNX needs the network, and {str(source)!r} holds weights alone. Give a run's folder.")
+    return network_of(source), torch.zeros(2, *made_for(source)[1])

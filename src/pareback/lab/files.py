@@ -12,11 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import UserError
+
 #: Fewer free bytes than this explain a failure that does not say its reason.
 _SCARCE = 1 << 20
 
 
-class DiskFullError(OSError):
+class DiskFullError(UserError, OSError):
     """A file for which there was no room. Its message names the file."""
 
 
@@ -49,8 +51,8 @@ def write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text, as :func:`write` does."""
-    write(path, lambda file: file.write(text.encode()))
+    """Write text, as :func:`write` does; what UTF-8 cannot hold is escaped as JSON does it."""
+    write(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from ..errors import InvalidValue, MissingFile
 from ..messages import listed
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .fingerprint import fingerprint
 from .optional import optional
+from .paths import expanded
 
 #: ImageNet's, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -41,10 +43,12 @@ class Folder:
         std: Sequence[float] = STD,
     ) -> None:
         if image_size < 1:
-            raise ValueError(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
+            raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
         if workers < 0:
-            raise ValueError(f"data.workers={workers} must be at least 0, which reads in the training process itself.")
-        path = Path(path).expanduser()
+            raise InvalidValue(
+                f"data.workers={workers} must be at least 0, which reads in the training process itself."
+            )
+        path = expanded(path)
         self.classes, self._train = _samples(path / "train")
         test_classes, self._test = _samples(path / "val")
         _check_same_classes(path, self.classes, test_classes)
@@ -86,7 +90,7 @@ class Folder:
         # Bytes travel between processes and to the device, floats are made there.
         for found in loader:
             if isinstance(found, _Unreadable):
-                raise ValueError(found.sentence)
+                raise InvalidValue(found.sentence)
             x, y = found
             x, y = x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True)
             yield x.float().sub_(self._mean).div_(self._std), y
@@ -149,7 +153,7 @@ def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:
     """Return the names of the classes and every image's path and class."""
     classes = sorted(entry.name for entry in path.iterdir() if _is_class(entry)) if path.is_dir() else []
     if not classes:
-        raise FileNotFoundError(
+        raise MissingFile(
             f"There is no folder {path} with one folder per class in it: write data.path as the folder that holds "
             "train/ and val/."
         )
@@ -161,7 +165,7 @@ def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:
     filled = {label for _, label in samples}
     empty = [name for number, name in enumerate(classes) if number not in filled]
     if empty:
-        raise ValueError(
+        raise InvalidValue(
             f"{path} has no image for {listed(empty)}: fill or remove these folders in train/ and in val/."
         )
     return tuple(classes), samples
@@ -179,4 +183,6 @@ def _is_hidden(path: str, root: str) -> bool:
 def _check_same_classes(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> None:
     odd = sorted(set(train) ^ set(test))
     if odd:
-        raise ValueError(f"train and val of {path} must have the same classes, and only one of them has {listed(odd)}.")
+        raise InvalidValue(
+            f"train and val of {path} must have the same classes, and only one of them has {listed(odd)}."
+        )

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..cost import needs_flops
+from ..errors import InvalidValue
 from ..goals import Budget, Fixed, Goal, Unconstrained
 from ..pruning.pruner import Pruner
 from .recipe import GoalRecipe
@@ -18,13 +20,14 @@ def goal_of(recipe: GoalRecipe) -> Goal | None:
     Fixed(sparsity=0.85, bound='search')
     >>> goal_of(GoalRecipe(sparsity=0.85))
     Traceback (most recent call last):
-    ValueError: goal.sparsity=0.85 has no effect with goal.kind=dense. Write goal.kind=budget, or drop it.
+    pareback.errors.InvalidValue: goal.sparsity=0.85 has no effect with goal.kind=dense. Write goal.kind=budget, or drop
+    it.
     """
     takes = {"budget": {"sparsity", "params", "flops", "bytes"}, "fixed": {"sparsity"}}.get(recipe.kind, set())
     for limit in ("sparsity", "params", "flops", "bytes"):
         value = getattr(recipe, limit)
         if value is not None and limit not in takes:
-            raise ValueError(
+            raise InvalidValue(
                 f"goal.{limit}={value!r} has no effect with goal.kind={recipe.kind}. Write goal.kind=budget, or drop "
                 "it."
             )
@@ -34,10 +37,12 @@ def goal_of(recipe: GoalRecipe) -> Goal | None:
         return Unconstrained(weight=recipe.weight, cost=recipe.cost)
     if recipe.kind == "fixed":
         if recipe.sparsity is None:
-            raise ValueError("goal.kind=fixed needs a sparsity. Write goal.sparsity=0.85.")
+            raise InvalidValue("goal.kind=fixed needs a sparsity. Write goal.sparsity=0.85.")
         return Fixed(sparsity=recipe.sparsity, bound=recipe.bound)
     if all(getattr(recipe, limit) is None for limit in takes):
-        raise ValueError("goal.kind=budget needs a limit. Write goal.sparsity=0.95, or goal.params, .flops or .bytes.")
+        raise InvalidValue(
+            "goal.kind=budget needs a limit. Write goal.sparsity=0.95, or goal.params, .flops or .bytes."
+        )
     return Budget(
         sparsity=recipe.sparsity,
         params=recipe.params,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..artifact.weights import read_weights
 from ..shrink import EXPONENTS
 
 #: Odd, so that zero lies in the middle of a bin.
@@ -54,9 +55,7 @@ def histograms_of(result: dict[str, Any], weights: Path) -> tuple[Histogram, ...
     """Count every pruned tensor of a run, or those of a dense one that are large enough; none without its weights."""
     if not weights.exists():
         return ()
-    from safetensors.torch import load_file
-
-    tensors = load_file(weights)
+    tensors = read_weights(weights)
     pruned = any(entry["pruned"] for entry in result["tensors"])
     goal = result["recipe"]["goal"]
     large = [t for t in result["tensors"] if len(t["shape"]) > 1 and t["size"] >= goal["min_size"]]

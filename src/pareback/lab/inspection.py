@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -11,7 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..artifact.weights import read_weights
+from ..errors import InvalidValue, MissingFile
 from ..report import Report, Row
+from .run_folder import result_of
 
 #: Entries of a state dict that are statistics or counters, not parameters.
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -27,15 +28,21 @@ def inspect_path(path: Path) -> Report:
 def _of_run(path: Path) -> Report:
     model, checkpoint = path / "model.safetensors", path / "checkpoint.pt"
     if model.exists():
-        result = path / "result.json"
-        pruned = None
-        if result.exists():
-            tensors = json.loads(result.read_text(encoding="utf-8"))["tensors"]
-            pruned = {tensor["name"]: bool(tensor["pruned"]) for tensor in tensors}
-        return _report(_weights(model), pruned)
+        weights = _weights(model)
+        return _report(weights, _pruned(path, weights) if (path / "result.json").exists() else None)
     if checkpoint.exists():
         return _report(_weights(checkpoint), None)
-    raise FileNotFoundError(f"{str(path)!r} holds no model.safetensors and no checkpoint.pt. Give a run's folder.")
+    raise MissingFile(f"{str(path)!r} holds no model.safetensors and no checkpoint.pt. Give a run's folder.")
+
+
+def _pruned(path: Path, weights: dict[str, Tensor]) -> dict[str, bool]:
+    """Return whether each tensor of a run was pruned, in the order of its layers."""
+    pruned = {tensor["name"]: bool(tensor["pruned"]) for tensor in result_of(path)["tensors"]}
+    if not pruned.keys() <= weights.keys():
+        raise InvalidValue(
+            f"model.safetensors and result.json of {str(path)!r} are of two runs. Put the right ones back."
+        )
+    return pruned
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
@@ -43,7 +50,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
         try:
             return load_file(path)
         except SafetensorError as error:
-            raise ValueError(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
+            raise InvalidValue(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
     return read_weights(path)
 
 

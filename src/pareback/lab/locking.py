@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from ..errors import InvalidUse
+
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows: two runs in one folder are not noticed there
@@ -24,7 +26,7 @@ class FolderLock:
         self._handle: int | None = None
 
     def take(self) -> None:
-        """Lock the folder, or raise RuntimeError if a process that lives has."""
+        """Lock the folder, or raise InvalidUse if a process that lives has."""
         until = time.monotonic() + _PATIENCE
         while self._handle is None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -54,11 +56,11 @@ class FolderLock:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.read(handle, 20).decode()
-            if holder.isdigit() and not _lives(int(holder)) and time.monotonic() < until:
+            holder = os.read(handle, 20).decode(errors="replace")
+            if holder.isdecimal() and not _lives(int(holder)) and time.monotonic() < until:
                 time.sleep(0.1)
                 return False
-            raise RuntimeError(
+            raise InvalidUse(
                 f"Another process ({holder or 'just started'}) is training in {str(self.file.parent)!r}. Wait for it, "
                 "or give another --out."
             ) from None

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from torch import nn
 
+from ..errors import InvalidValue
 from ..messages import did_you_mean, listed
 from .builders import built, is_builder
 from .convnet import ConvNet
@@ -28,7 +29,7 @@ def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     ('WideResNet', 5)
     """
     if classes < 1 or len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"A network for {classes} classes and images of {shape} cannot be built: give C, H and W.")
+        raise InvalidValue(f"A network for {classes} classes and images of {shape} cannot be built: give C, H and W.")
     if recipe.thin is not None:
         check_thin(recipe.name, recipe.thin)
     model = _made(recipe, classes, shape)
@@ -44,7 +45,7 @@ def _made(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     hub, share = recipe.pretrained == "hub", 1.0 if recipe.thin is None else recipe.thin
     if hub and (recipe.name in OWN or is_builder(recipe.name) or share < 1.0):
         what = recipe.name if share == 1.0 else f"a thinned {recipe.name}"
-        raise ValueError(
+        raise InvalidValue(
             f"There are no weights of {what} to download: write model.pretrained as a file or leave it out."
         )
     if is_builder(recipe.name):
@@ -60,7 +61,7 @@ def _made(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     if recipe.name == "wrn":
         widths = [thinned(channels, share) for channels in plain_widths(recipe.width)]
         return WideResNet(recipe.depth, recipe.width, classes, shape[0], widths)
-    raise ValueError(
+    raise InvalidValue(
         f"model.name={recipe.name!r} is not known. Write {listed(OWN)}, 'torchvision/NAME', 'timm/NAME' or "
         "'package.module:function'."
         f"{_suggestion(recipe.name)}"

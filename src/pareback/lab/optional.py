@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ..errors import InvalidUse
+
 
 def optional(name: str) -> Any:
     """Return a module of the extra ``lab``, or say how to install it.
@@ -14,10 +16,10 @@ def optional(name: str) -> Any:
     >>> optional("not_there.inside")
     Traceback (most recent call last):
         ...
-    RuntimeError: This needs the package 'not_there': pip install 'pareback[lab]'.
+    pareback.errors.InvalidUse: This needs the package 'not_there': pip install 'pareback[lab]'.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = (error.name or name).split(".")[0]
-        raise RuntimeError(f"This needs the package {missing!r}: pip install 'pareback[lab]'.") from error
+        raise InvalidUse(f"This needs the package {missing!r}: pip install 'pareback[lab]'.") from error

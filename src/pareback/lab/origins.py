@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from .paths import expanded
 from .recipe import DataRecipe, Recipe, TeacherRecipe
 from .run_folder import RunFolder
 from .sources import Source, open_source
@@ -52,5 +52,5 @@ def _weights_of(teacher: TeacherRecipe) -> str | None:
     """Return the hash of a teacher's weights, or None where there are none."""
     if teacher.run is None:
         return None
-    file = RunFolder(Path(teacher.run).expanduser()).model
+    file = RunFolder(expanded(teacher.run)).model
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else None

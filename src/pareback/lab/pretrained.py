@@ -9,7 +9,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..artifact import weights
+from ..errors import InvalidValue
 from ..messages import listed
+from .paths import expanded
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +21,7 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a run's folder, a .pare, a .safetensors or a .pt file by the plain module's names."""
-    return _plain_names(weights.read_weights(Path(path).expanduser()))
+    return _plain_names(weights.read_weights(expanded(path)))
 
 
 def load_weights_(model: nn.Module, given: Mapping[str, Tensor], classes: int, origin: str) -> None:
@@ -33,7 +35,7 @@ def load_weights_(model: nn.Module, given: Mapping[str, Tensor], classes: int, o
     problems = [(missing, "lacks"), (unknown, "also has"), (wrong, "has other shapes of")]
     found = " and ".join(f"{verb} {listed(names, 3)}" for names, verb in problems if names)
     if found:
-        raise ValueError(f"{origin} does not fit the model: it {found}; give weights saved from the same model.")
+        raise InvalidValue(f"{origin} does not fit the model: it {found}; give weights saved from the same model.")
     if head:
         theirs = len(given[head[0]])
         log.warning("%s is of %d classes; left fresh for %d: %s.", origin, theirs, classes, listed(head))

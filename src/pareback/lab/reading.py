@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import InvalidType, InvalidValue, MissingFile
 from ..messages import did_you_mean, listed, nearest_word
 from .optional import optional
 from .recipe import Recipe
@@ -73,12 +74,12 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     0.98
     >>> override(Recipe(), {"goal.sparsty": 0.98})
     Traceback (most recent call last):
-    ValueError: A recipe has no 'goal.sparsty'. Did you mean 'goal.sparsity'?
+    pareback.errors.InvalidValue: A recipe has no 'goal.sparsty'. Did you mean 'goal.sparsity'?
     """
     known = {field.key: field for field in entries()}
     for key, value in changes.items():
         if key not in known:
-            raise ValueError(f"A recipe has no {key!r}.{nearest(key, known)}")
+            raise InvalidValue(f"A recipe has no {key!r}.{nearest(key, known)}")
         recipe = _with(recipe, key.split("."), value_of(known[key], value))
     return recipe
 
@@ -96,15 +97,15 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 def read(path: Path) -> Recipe:
     """Read a recipe from a YAML file."""
     if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe {str(path)!r}. Give the path of a YAML file.")
+        raise MissingFile(f"There is no recipe {str(path)!r}. Give the path of a YAML file.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is not YAML. Write 'key: value' lines.") from error
+        raise InvalidValue(f"{str(path)!r} is not YAML. Write 'key: value' lines.") from error
     content = parsed(text, repr(str(path)))
     try:
         return from_dict({} if content is None else content, f"{str(path)!r}")
-    except (ValueError, TypeError) as error:
+    except (InvalidValue, InvalidType) as error:
         raise type(error)(f"{path}: {error}") from error
 
 
@@ -160,18 +161,18 @@ def value_of(field: Field, value: Any) -> Any:
     if value is None or (isinstance(value, str) and value.lower() in ("null", "none")):
         if field.optional:
             return None
-        raise TypeError(f"{field.key} cannot be left empty. {_wanted(field)}")
+        raise InvalidType(f"{field.key} cannot be left empty. {_wanted(field)}")
     if field.choices:
         if value not in field.choices:
             hint = did_you_mean(value, field.choices) if isinstance(value, str) else ""
-            raise ValueError(f"{field.key}={value!r} is not known. {_wanted(field)}{hint}")
+            raise InvalidValue(f"{field.key}={value!r} is not known. {_wanted(field)}{hint}")
         return value
     for member in _members(field.type):
         try:
             return _READERS[typing.get_origin(member) or member](value)
         except (ValueError, TypeError, KeyError):
             continue
-    raise TypeError(f"{field.key}={value!r} has the wrong type. {_wanted(field)}")
+    raise InvalidType(f"{field.key}={value!r} has the wrong type. {_wanted(field)}")
 
 
 def _read_bool(value: Any) -> bool:
@@ -192,9 +193,18 @@ def _read_float(value: Any) -> float:
 
 
 def _read_str(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not is_text(value):
         raise TypeError
     return value
+
+
+def is_text(value: str) -> bool:
+    """Whether files and their names can hold it; the bytes of an argument that are no UTF-8 become surrogates.
+
+    >>> is_text("übung"), is_text("a\\0b"), is_text("\\udcff")
+    (True, False, False)
+    """
+    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _read_tuple(value: Any) -> tuple[str, ...]:
@@ -236,13 +246,13 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 def _flat(content: Any, where: str, prefix: str, known: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     if not isinstance(content, Mapping):
-        raise TypeError(f"{where} holds {type(content).__name__}, not keys and values. Write 'key: value' lines.")
+        raise InvalidType(f"{where} holds {type(content).__name__}, not keys and values. Write 'key: value' lines.")
     for key, value in content.items():
         if not prefix and key in known:
             yield from _flat({} if value is None else value, f"Section {key!r}", f"{key}.", known)
         elif isinstance(value, Mapping):
             hint = did_you_mean(str(key), known) if not prefix else ""
-            raise ValueError(f"A recipe has no section {prefix + str(key)!r}.{hint}")
+            raise InvalidValue(f"A recipe has no section {prefix + str(key)!r}.{hint}")
         else:
             yield f"{prefix}{key}", value
 

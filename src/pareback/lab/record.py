@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidValue, MissingFile
 from . import files
 from .histogram import Histogram, histograms_of
 from .run_folder import by_name, result_of
@@ -51,19 +52,26 @@ def read_record(path: Path) -> Record:
     """Read a run's folder or the small file of one."""
     if path.is_dir():
         result = result_of(path)
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        metrics = tuple(json.loads(line) for line in lines)
-        return Record(result, metrics, histograms_of(result, path / "model.safetensors"))
+        return Record(result, _metrics(path / "metrics.jsonl"), histograms_of(result, path / "model.safetensors"))
     if not path.is_file():
-        raise FileNotFoundError(f"There is no {str(path)!r}. Give a run's folder or the file that is kept of one.")
+        raise MissingFile(f"There is no {str(path)!r}. Give a run's folder or the file that is kept of one.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         metrics, histograms = content.pop("metrics"), content.pop("histograms")
         return Record(content, tuple(metrics), tuple(Histogram(**entry) for entry in histograms))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{str(path)!r} is not the record of a run. Remove it, or write it again with pareback reproduce."
         ) from error
+
+
+def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
+    if not path.is_file():
+        raise MissingFile(f"There is no {str(path)!r}. Put it back, or train the run anew with --force.")
+    try:
+        return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    except ValueError as error:
+        raise InvalidValue(f"{str(path)!r} is damaged. Put it back, or train the run anew with --force.") from error
 
 
 def write_record(record: Record, path: Path) -> None:

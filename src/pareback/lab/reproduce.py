@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidValue, MissingFile
 from ..messages import did_you_mean, listed
 from . import files, plot_convergence, plot_histograms, plot_layers, table
 from .interrupts import Interrupted
@@ -128,13 +129,13 @@ def chosen(experiment: Experiment, only: Sequence[str]) -> list[Row]:
     >>> from .paper import STE
     >>> chosen(STE, ["fixed-gaa"])
     Traceback (most recent call last):
-    ValueError: There is no row 'fixed-gaa' in ste. Did you mean 'fixed-ga'?
+    pareback.errors.InvalidValue: There is no row 'fixed-gaa' in ste. Did you mean 'fixed-ga'?
     """
     rows = {row.name: row for row in experiment.rows}
     for name in only:
         if name not in rows:
             hint = did_you_mean(name, rows) or f" Write some of {listed(rows, 9)}."
-            raise ValueError(f"There is no row {name!r} in {experiment.name}.{hint}")
+            raise InvalidValue(f"There is no row {name!r} in {experiment.name}.{hint}")
     return [rows[name] for name in dict.fromkeys(only)] or list(experiment.rows)
 
 
@@ -191,7 +192,7 @@ def _recipes(given: Path | None) -> Path:
     for place in places:
         if place.is_dir():
             return place
-    raise FileNotFoundError(f"There is no folder {str(places[0])!r}. Give recipes/paper of a checkout with --recipes.")
+    raise MissingFile(f"There is no folder {str(places[0])!r}. Give recipes/paper of a checkout with --recipes.")
 
 
 def _kept(training: Training, plan: Plan) -> Path:
@@ -205,10 +206,10 @@ def _is_recorded(training: Training, plan: Plan) -> bool:
     result = read_record(path).result
     other = difference(from_dict(result["recipe"]), training.recipe)
     if other:
-        raise ValueError(f"{str(path)!r} is of another recipe ({other}). Give another folder with --out.")
+        raise InvalidValue(f"{str(path)!r} is of another recipe ({other}). Give another folder with --out.")
     other = changed_since(result, training.recipe)
     if other:
-        raise ValueError(f"{str(path)!r} is of another run: {other}. Give another folder with --out.")
+        raise InvalidValue(f"{str(path)!r} is of another run: {other}. Give another folder with --out.")
     return True
 
 
@@ -216,7 +217,7 @@ def _train(training: Training, plan: Plan, began: float) -> None:
     folder = plan.runs / training.name
     other = difference(recipe_of(folder), training.recipe) if (folder / "recipe.yaml").exists() else ""
     if other:
-        raise ValueError(f"{str(folder)!r} holds a run of another recipe ({other}). Give another folder with --runs.")
+        raise InvalidValue(f"{str(folder)!r} holds a run of another recipe ({other}). Give another folder with --runs.")
     finished = (folder / "result.json").exists()
     try:
         train(training.recipe, folder, resume=True, quiet=plan.quiet or finished, began=began)

@@ -10,10 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import InvalidValue, MissingFile
 from . import files
 from .locking import FolderLock
 from .reading import entries, read, to_dict, to_yaml
 from .recipe import Recipe
+from .results import fits_images, lacking
 
 #: Fields that may differ between the parts of one run: they say where and how, not what.
 INCIDENTAL = {
@@ -24,6 +26,9 @@ INCIDENTAL = {
     "train.checkpoint_every",
     "train.tensorboard",
 }
+
+#: What to do about a result that cannot be used.
+_ANEW = "Put the right one back, or train anew with --force."
 
 Standing = Literal["fresh", "unfinished", "finished"]
 
@@ -47,7 +52,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         file = next((each for each in (self.path, *self.path.parents) if each.exists() and not each.is_dir()), None)
         if file is not None:
-            raise ValueError(f"{str(file)!r} is a file. Give a folder with --out.")
+            raise InvalidValue(f"{str(file)!r} is a file. Give a folder with --out.")
         try:
             with files.noticing_full_disk(self._lock.file):
                 self._lock.take()
@@ -78,18 +83,18 @@ class RunFolder:
         """Return how a run of ``recipe`` stands here, or raise where it may not go on."""
         if not self.recipe.exists():
             if resume and self.checkpoint.exists():
-                raise ValueError(f"{str(self.recipe)!r} is missing. Put it back, or begin anew with --force.")
+                raise InvalidValue(f"{str(self.recipe)!r} is missing. Put it back, or begin anew with --force.")
             return "fresh"
         other = difference(read(self.recipe), recipe)
         if other:
-            raise ValueError(
+            raise InvalidValue(
                 f"{str(self.path)!r} holds a run of another recipe ({other}). Give another folder with --out, or throw "
                 "that run away with --force."
             )
         if self.result.exists():
             return "finished"
         if not resume:
-            raise ValueError(
+            raise InvalidValue(
                 f"{str(self.path)!r} holds an unfinished run. Go on with it: {resume_command(self.path)}; or throw it "
                 "away with --force."
             )
@@ -147,18 +152,35 @@ def started(path: Path) -> dict[str, Any]:
 
 
 def result_of(path: Path) -> dict[str, Any]:
-    """Return a finished run's result.json."""
+    """Return a finished run's result.json, which is whole."""
     file = path / "result.json"
     if not file.exists():
-        raise FileNotFoundError(f"{str(path)!r} holds no finished run. Train one with: pareback train --out {path}")
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        raise MissingFile(f"{str(path)!r} holds no finished run. Train one with: pareback train --out {path}")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"{str(file)!r} is damaged: it is no JSON. {_ANEW}") from error
+    if not isinstance(content, dict):
+        raise InvalidValue(f"{str(file)!r} is not the result of a run. {_ANEW}")
+    missing = lacking(content)
+    if missing:
+        raise InvalidValue(f"{str(file)!r} is not whole: it lacks {missing}. {_ANEW}")
     return content
+
+
+def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
+    """Return how many classes, and images of which shape, the network of a finished run is for."""
+    result = result_of(path)
+    if not fits_images(result):
+        raise InvalidValue(f"{str(path / 'result.json')!r} does not say what images the network is for. {_ANEW}")
+    channels, height, width = result["shape"]
+    return result["classes"], (channels, height, width)
 
 
 def recipe_of(path: Path) -> Recipe:
     """Return the recipe of the run in a folder."""
     if not (path / "recipe.yaml").is_file():
-        raise FileNotFoundError(
+        raise MissingFile(
             f"There is no run in {str(path)!r} to go on with. Give the folder of one, or begin it without --resume."
         )
     return read(path / "recipe.yaml")

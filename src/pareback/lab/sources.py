@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..errors import InvalidValue
 from ..messages import one_of
 from .batching import check_batch
 from .recipe import DataRecipe
@@ -66,7 +67,7 @@ def open_source(recipe: DataRecipe, device: torch.device) -> Source:
     source = _opened(recipe, device)
     if source.labels < 2:
         where = "" if recipe.path is None else f" of {recipe.path}"
-        raise ValueError(
+        raise InvalidValue(
             f"All training images{where} are of one class, so that any network is right about all of them: give images "
             "of at least two."
         )
@@ -95,7 +96,7 @@ def _opened(recipe: DataRecipe, device: torch.device) -> Source:
 
         return mnist5000(device, recipe.augment)
     if recipe.path is None:
-        raise ValueError(f"data.kind={recipe.kind} needs data.path: {_WHERE[recipe.kind]}.")
+        raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {_WHERE[recipe.kind]}.")
     if recipe.kind == "npz":
         from .arrays import npz
 

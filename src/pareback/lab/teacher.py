@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
 from .finished import network_of
+from .paths import expanded
 from .recipe import Recipe, TeacherRecipe
-from .run_folder import result_of
+from .run_folder import made_for
 from .sources import Source
 
 
@@ -26,7 +28,7 @@ class Teacher:
         """Return a recipe's teacher, ready on the device, or None if it has none."""
         if recipe.teacher.run is None:
             return None
-        net = _network(Path(recipe.teacher.run).expanduser(), source).to(device)
+        net = _network(expanded(recipe.teacher.run), source).to(device)
         if recipe.train.channels_last:
             net.to(memory_format=torch.channels_last)
         return Teacher(recipe.teacher, torch.compile(net, dynamic=False) if recipe.train.compile else net)  # type: ignore[arg-type]
@@ -54,10 +56,9 @@ def distance(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
 
 def _network(run: Path, source: Source) -> nn.Module:
     """Return a finished run's network for the same images and classes."""
-    result = result_of(run)
-    theirs, ours = (result["classes"], tuple(result["shape"])), (len(source.classes), source.shape)
+    theirs, ours = made_for(run), (len(source.classes), source.shape)
     if theirs != ours:
-        raise ValueError(
+        raise InvalidValue(
             f"The teacher {str(run)!r} tells {theirs[0]} classes from images of {theirs[1]}; here there are {ours[0]} "
             f"of {ours[1]}. Give a run on the same data as teacher.run."
         )

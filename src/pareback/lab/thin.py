@@ -8,6 +8,7 @@ from math import floor, isqrt
 
 from torch import nn
 
+from ..errors import InvalidValue
 from ..messages import listed
 from .builders import is_builder
 from .recipe import ModelRecipe
@@ -43,9 +44,9 @@ def thin(recipe: ModelRecipe, share: float) -> ModelRecipe:
 def check_thin(name: str, share: float) -> None:
     """Refuse what is no share of a network, and networks that cannot be thinned."""
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
-        raise ValueError(f"model.thin={share!r} must be the share of parameters to keep, above 0 and at most 1.")
+        raise InvalidValue(f"model.thin={share!r} must be the share of parameters to keep, above 0 and at most 1.")
     if name not in THINNABLE and not is_builder(name):
-        raise ValueError(f"model.thin does not know the layers of {name!r}: it can thin {listed(THINNABLE, 11)}.")
+        raise InvalidValue(f"model.thin does not know the layers of {name!r}: it can thin {listed(THINNABLE, 11)}.")
 
 
 def thinned(channels: int, share: float) -> int:
@@ -57,7 +58,7 @@ def thinned(channels: int, share: float) -> int:
     # ⌊√x⌋ = ⌊√⌊x⌋⌋, so whole numbers suffice; the share is taken as the decimal that was written.
     kept = isqrt(floor(Fraction(str(share)) * channels * channels))
     if kept == 0:
-        raise ValueError(f"model.thin={share} leaves none of a layer's {channels} channels: write a larger share.")
+        raise InvalidValue(f"model.thin={share} leaves none of a layer's {channels} channels: write a larger share.")
     return kept
 
 

@@ -7,11 +7,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidValue
 from . import checkpoints, files, settings
 from .checks import check, check_machine
 from .clock import Clock
 from .distributed import Team, team
 from .origins import changed_since
+from .paths import expanded
 from .recipe import Recipe
 from .run_folder import RunFolder, Standing, result_of, resume_command
 from .training import Training
@@ -70,15 +72,15 @@ def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: 
 
 def _check_teacher(recipe: Recipe, folder: RunFolder) -> None:
     run = recipe.teacher.run
-    if run is not None and Path(run).expanduser().resolve() == folder.path.resolve():
-        raise ValueError(f"teacher.run={run} is the folder of this run itself. Give another one with --out.")
+    if run is not None and expanded(run).resolve() == folder.path.resolve():
+        raise InvalidValue(f"teacher.run={run} is the folder of this run itself. Give another one with --out.")
 
 
 def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
     result = result_of(folder.path)
     other = changed_since(result, recipe)
     if other:
-        raise ValueError(
+        raise InvalidValue(
             f"{str(folder.path)!r} holds another run, finished: {other}. Give another folder with --out, or throw that "
             "run away with --force."
         )

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidUse, InvalidValue, UserError
 from . import checkpoints, environment, files, interrupts, outcome, settings
 from .board import Board
 from .clock import Clock
@@ -56,17 +57,28 @@ class Training:
         """Go on from a checkpoint."""
         other = changed(state.get("origins", {}), self._origins, self._recipe)
         if other:
-            raise ValueError(
+            raise InvalidValue(
                 f"The run in {str(self._folder.path)!r} cannot go on: {other}. Give what it was begun with, or train "
                 "anew with another --out."
             )
-        self._parts.load_state_dict(state["parts"])
+        self._take_over(state["parts"])
         self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
         self._clock.load(state["seconds"])
         self._resumed = state["resumed"] + 1
         self._saved = self._steps
         if len(state["random"]) == self._team.world:
             settings.restore_random_state(state["random"][self._team.rank], self._team.device)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        try:
+            self._parts.load_state_dict(state)
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's, of names and shapes
+            raise InvalidUse(
+                f"The checkpoint {str(self._folder.checkpoint)!r} does not fit the recipe's network, which may have "
+                "changed since. Put it back as it was, or begin anew with --force."
+            ) from error
 
     def _save(self) -> None:
         """Write a checkpoint of this moment, in the background."""

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
+
 
 class Block(nn.Module):
     """Two 3×3 convolutions beside a shortcut."""
@@ -44,10 +46,14 @@ class WideResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 10 or depth % 6 != 4:
-            raise ValueError(f"depth={depth} is no depth of a wide residual network: write 6·n + 4, such as 16 or 28.")
+            raise InvalidValue(
+                f"depth={depth} is no depth of a wide residual network: write 6·n + 4, such as 16 or 28."
+            )
         stem, *stages = plain_widths(width) if widths is None else widths
         if len(stages) != 3 or min(stem, *stages) < 1:
-            raise ValueError(f"widths={widths} must be the channels of the stem and of three stages, each at least 1.")
+            raise InvalidValue(
+                f"widths={widths} must be the channels of the stem and of three stages, each at least 1."
+            )
         self.conv = nn.Conv2d(channels, stem, 3, padding=1)
         layers, before = [], stem
         for out, stride in zip(stages, (1, 2, 2), strict=True):
@@ -71,5 +77,5 @@ def plain_widths(width: int) -> tuple[int, int, int, int]:
     (16, 128, 256, 512)
     """
     if width < 1:
-        raise ValueError(f"width={width} must be at least 1: how many times wider than a plain residual network.")
+        raise InvalidValue(f"width={width} must be at least 1: how many times wider than a plain residual network.")
     return 16, 16 * width, 32 * width, 64 * width

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import InvalidValue
 from .optional import optional
+
+#: What YAML's reader raises for a value that looks like a date, a number or what its tag says, and is none.
+UNREADABLE = (ValueError, KeyError, AttributeError)
 
 
 def parsed(text: str, where: str) -> Any:
-    """Return what a YAML text holds, or raise ValueError with what is wrong in ``where``, and at which line.
+    """Return what a YAML text holds, or raise InvalidValue with what is wrong in ``where``, and at which line.
 
     >>> parsed("goal: {kind: budget}", "a.yaml")
     {'goal': {'kind': 'budget'}}
     >>> parsed("seed: 1\\nseed: 2", "a.yaml")
     Traceback (most recent call last):
-    ValueError: a.yaml has the key 'seed' twice, at lines 1 and 2. Keep one of them.
+    pareback.errors.InvalidValue: a.yaml has the key 'seed' twice, at lines 1 and 2. Keep one of them.
     """
     yaml = optional("yaml")
     loader = None
@@ -24,7 +28,13 @@ def parsed(text: str, where: str) -> Any:
         _check_once(node, where)
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise ValueError(_explained(error, text, where)) from error
+        raise InvalidValue(_explained(error, text, where)) from error
+    except RecursionError as error:
+        raise InvalidValue(f"{where} is nested too deeply. Write 'key: value' lines.") from error
+    except UNREADABLE as error:
+        if isinstance(error, InvalidValue):
+            raise
+        raise InvalidValue(f"{where} has a value that cannot be read ({error}). Write it in quotes.") from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -47,7 +57,7 @@ def _check_once(root: Any, where: str) -> None:
             name = f"{prefix}{key.value}" if key.id == "scalar" else ""
             line = key.start_mark.line + 1
             if name and name in lines:
-                raise ValueError(
+                raise InvalidValue(
                     f"{where} has the key {name!r} twice, at lines {lines[name]} and {line}. Keep one of them."
                 )
             lines[name] = line

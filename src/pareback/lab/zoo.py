@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import InvalidUse, InvalidValue
 from ..messages import did_you_mean
 from .optional import optional
 from .pretrained import load_weights_
@@ -36,9 +37,9 @@ def torchvision_model(name: str, classes: int, shape: tuple[int, int, int], hub:
     """Build a classifier of torchvision, with its downloaded weights if ``hub``, thinned if ``share`` is below 1."""
     models = optional("torchvision.models")
     if name not in torchvision_names():
-        raise ValueError(f"torchvision has no classifier {name!r}.{did_you_mean(name, torchvision_names())}")
+        raise InvalidValue(f"torchvision has no classifier {name!r}.{did_you_mean(name, torchvision_names())}")
     if shape[0] != 3:
-        raise ValueError(
+        raise InvalidValue(
             f"torchvision/{name} reads images of 3 channels, and these have {shape[0]}: write timm/NAME, wrn or conv."
         )
     options = dict(_SINGLE_OUTPUT.get(name, {}))
@@ -63,17 +64,17 @@ def timm_model(name: str, classes: int, shape: tuple[int, int, int], hub: bool) 
     """Build a classifier of timm for images of any number of channels, with its downloaded weights if ``hub``."""
     timm = optional("timm")
     if not timm.is_model(name):
-        raise ValueError(f"timm has no classifier {name!r}.{did_you_mean(name, timm_names())}")
+        raise InvalidValue(f"timm has no classifier {name!r}.{did_you_mean(name, timm_names())}")
     options: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0], "pretrained": hub}
     try:
         usual = timm.get_pretrained_cfg(name)
         if usual is not None and usual.fixed_input_size and tuple(usual.input_size[1:]) != shape[1:]:
             options["img_size"] = shape[1:]
         model: nn.Module = timm.create_model(name, **options)
-    except (OSError, RuntimeError) as error:
-        if not hub:
-            raise ValueError(f"timm cannot build {name!r} for these images: {_first_line(error)}") from error
-        raise _not_fetched(f"timm/{name}", error) from error
+    except Exception as error:  # whatever a stranger's library raises
+        if hub and isinstance(error, (OSError, RuntimeError)):
+            raise _not_fetched(f"timm/{name}", error) from error
+        raise InvalidValue(f"timm cannot build {name!r} for these images: {_first_line(error)}") from error
     return model
 
 
@@ -84,13 +85,13 @@ def check_reads(model: nn.Module, name: str, classes: int, shape: tuple[int, int
             out = model.eval()(torch.zeros(1, *shape))
     except Exception as error:  # whatever a stranger's network raises
         channels, height, width = shape
-        raise ValueError(
+        raise InvalidValue(
             f"{name} cannot read images of {channels}×{height}×{width}, try another size or model: {_first_line(error)}"
         ) from error
     finally:
         model.train()
     if not isinstance(out, torch.Tensor) or out.shape != (1, classes):
-        raise ValueError(f"{name} is no classifier: it does not give one number for each of {classes} classes.")
+        raise InvalidValue(f"{name} is no classifier: it does not give one number for each of {classes} classes.")
 
 
 def _narrow(models: Any, name: str, classes: int, share: float) -> nn.Module:
@@ -104,8 +105,8 @@ def _narrow(models: Any, name: str, classes: int, share: float) -> nn.Module:
     return model
 
 
-def _not_fetched(name: str, error: Exception) -> RuntimeError:
-    return RuntimeError(
+def _not_fetched(name: str, error: Exception) -> InvalidUse:
+    return InvalidUse(
         f"The weights of {name} could not be fetched from the hub ({_first_line(error)}): "
         "write model.pretrained as a file, or leave it out."
     )

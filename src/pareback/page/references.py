@@ -10,9 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidValue, MissingFile
 from ..costs.amounts import amount
 from ..lab.optional import optional
 from ..lab.paper import TABLE2
+from ..lab.yaml_text import UNREADABLE
 from ..messages import did_you_mean
 from .runs import QUANTITIES
 
@@ -46,14 +48,14 @@ def references(source: str) -> list[Reference]:
     path = Path(source)
     if not path.is_file():
         hint = did_you_mean(source, BUILT_IN)
-        raise FileNotFoundError(f"There is no file {source!r}.{hint} Give a YAML or JSON file, or table2.")
+        raise MissingFile(f"There is no file {source!r}.{hint} Give a YAML or JSON file, or table2.")
     yaml = optional("yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{source!r} is neither YAML nor JSON. {_EXAMPLE}.") from error
+    except (yaml.YAMLError, RecursionError, *UNREADABLE) as error:
+        raise InvalidValue(f"{source!r} is neither YAML nor JSON. {_EXAMPLE}.") from error
     if not isinstance(content, list):
-        raise ValueError(f"{source!r} is not a list of points. {_EXAMPLE}.")
+        raise InvalidValue(f"{source!r} is not a list of points. {_EXAMPLE}.")
     return [_reference(entry, f"Point {number} of {source!r}") for number, entry in enumerate(content, 1)]
 
 
@@ -73,15 +75,15 @@ def _table2() -> list[Reference]:
 
 def _reference(entry: Any, where: str) -> Reference:
     if not isinstance(entry, Mapping):
-        raise ValueError(f"{where} is not a mapping. {_EXAMPLE}.")
+        raise InvalidValue(f"{where} is not a mapping. {_EXAMPLE}.")
     for key in entry:
         if key not in _FIELDS:
-            raise ValueError(f"{where} has an unknown field {key!r}.{did_you_mean(str(key), _FIELDS)} {_EXAMPLE}.")
+            raise InvalidValue(f"{where} has an unknown field {key!r}.{did_you_mean(str(key), _FIELDS)} {_EXAMPLE}.")
     if ("error" in entry) == ("accuracy" in entry):
-        raise ValueError(f"{where} needs an error or an accuracy, one of them, in percent. {_EXAMPLE}.")
+        raise InvalidValue(f"{where} needs an error or an accuracy, one of them, in percent. {_EXAMPLE}.")
     counts = {name: _count(entry[name], name, where) for name in QUANTITIES if entry.get(name) is not None}
     if not counts:
-        raise ValueError(f"{where} has none of {', '.join(QUANTITIES)}. {_EXAMPLE}.")
+        raise InvalidValue(f"{where} has none of {', '.join(QUANTITIES)}. {_EXAMPLE}.")
     error = _percent(entry["error"], where) if "error" in entry else 100.0 - _percent(entry["accuracy"], where)
     words = {name: str(entry[name]) for name in ("series", "task") if entry.get(name) is not None}
     return Reference(str(entry.get("label") or "reference"), error, counts, **words)
@@ -90,19 +92,19 @@ def _reference(entry: Any, where: str) -> Reference:
 def _percent(value: Any, where: str) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not 0.0 <= value <= 100.0:
-        raise ValueError(f"{where} has {value!r} for its error or accuracy. Write a percentage such as 21.5.")
+        raise InvalidValue(f"{where} has {value!r} for its error or accuracy. Write a percentage such as 21.5.")
     return float(value)
 
 
 def _count(value: Any, name: str, where: str) -> float:
     with suppress(ValueError):
         value = float(value) if isinstance(value, str) else value  # YAML takes 1.6e6 for text
-    if isinstance(value, float) and value > 1:
+    if isinstance(value, float) and 1 < value < math.inf:
         value = round(value)
     try:
         found = amount(_OPTIONS[name], value)
     except (ValueError, TypeError):
         found = None
     if found is None or found.relative:
-        raise ValueError(f"{where} has {value!r} for {name}. Write a count such as 1600000 or 1.6M.")
+        raise InvalidValue(f"{where} has {value!r} for {name}. Write a count such as 1600000 or 1.6M.")
     return float(found.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..curves.store import StoredRun, record_of, scan, within
+from ..errors import InvalidValue
 from ..lab.run_folder import resume_command
 from . import details
 from .groups import Task, tasks
@@ -62,7 +63,7 @@ def collect(root: Path, references: Sequence[Reference] = (), most: int = detail
             continue
         try:
             runs.append(run_of(stored))
-        except ValueError as error:
+        except InvalidValue as error:
             problems.append(Problem(within(stored.path, root), "broken", _plain(str(error), root)))
     found = tasks(told_apart(runs, root))
     places = {id(run): place for place, run in enumerate(run for task in found for run in task.runs)}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..curves.store import StoredRun
+from ..errors import InvalidValue
 from . import method
 from .budget import Kept, kept
 
@@ -63,19 +64,19 @@ def run_of(stored: StoredRun) -> Run:
     """Return the run of a finished entry of the store, or raise with a sentence on what is wrong with it."""
     result = stored.result
     if result is None:
-        raise ValueError("There is no result.")
+        raise InvalidValue("There is no result.")
     try:
         return _run(stored, result)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
-        raise ValueError(f"The result cannot be read: {reason}.") from error
+        raise InvalidValue(f"The result cannot be read: {reason}.") from error
 
 
 def _run(stored: StoredRun, result: Mapping[str, Any]) -> Run:
     recipe = method.flat(result["recipe"])
     error = 100.0 - float(result["accuracy"])
     if not math.isfinite(error):
-        raise ValueError("its accuracy is not a number")
+        raise InvalidValue("its accuracy is not a number")
     counts = {name: _count(result.get(name)) for name in QUANTITIES}
     pruned = result["pruned_weights"]
     return Run(

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidUse
+
 _PACKAGE = "vl-convert-python"
 
 
@@ -15,7 +17,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("vl_convert")
     except ModuleNotFoundError as error:
-        raise RuntimeError(f"The page needs the package {_PACKAGE!r}: pip install 'pareback[page]'.") from error
+        raise InvalidUse(f"The page needs the package {_PACKAGE!r}: pip install 'pareback[page]'.") from error
 
 
 def bundle() -> str:

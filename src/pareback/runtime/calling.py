@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import InvalidType, InvalidValue
 from ..messages import counted
 
 
@@ -30,11 +31,11 @@ class Call:
             given = _by_key(*_as_declared(self.signature, args, named))
         except TypeError as error:
             if named:
-                raise TypeError(f"The engine is called like the model's forward{self.signature}: {error}.") from None
+                raise InvalidType(f"The engine is called like the model's forward{self.signature}: {error}.") from None
             given = dict(enumerate(args))
         if given.keys() != set(self.keys):
             number = len(args) + len(named)
-            raise TypeError(f"The engine was compiled for {self}, {number} {'was' if number == 1 else 'were'} given.")
+            raise InvalidType(f"The engine was compiled for {self}, {number} {'was' if number == 1 else 'were'} given.")
         return tuple(given[key] for key in self.keys)
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ def example_of(model: nn.Module, example_inputs: Any) -> Example:
     try:
         args, named = _as_declared(signature, *_as_call(example_inputs))
     except TypeError as error:
-        raise TypeError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}.") from None
+        raise InvalidType(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}.") from None
     given = _by_key(args, named)
     _check(given)
     return Example(Call(signature, tuple(given)), args, named)
@@ -82,7 +83,7 @@ def _as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), dict(example_inputs)
     if isinstance(example_inputs, list | tuple):
         return tuple(example_inputs), {}
-    raise TypeError(
+    raise InvalidType(
         "they must be a tensor, a tuple of tensors or a dict of tensors by name, "
         f"not {'None' if example_inputs is None else type(example_inputs).__name__}"
     )
@@ -107,16 +108,16 @@ def _by_key(args: tuple[Any, ...], named: dict[str, Any]) -> dict[int | str, Any
 
 def _check(given: dict[int | str, Any]) -> None:
     if not given:
-        raise TypeError("example_inputs hold no tensor. Give a batch like those the engine will be called with.")
+        raise InvalidType("example_inputs hold no tensor. Give a batch like those the engine will be called with.")
     for key, x in given.items():
         which = f"example_inputs[{key!r}]" if len(given) > 1 or isinstance(key, str) else "The example input"
         if not isinstance(x, Tensor):
-            raise TypeError(f"{which} is {_shown(x)} and no tensor. Give a batch, such as torch.randn(1, 3, 32, 32).")
+            raise InvalidType(f"{which} is {_shown(x)} and no tensor. Give a batch, such as torch.randn(1, 3, 32, 32).")
         if x.ndim == 0 or x.shape[0] == 0:
-            raise ValueError(f"{which} has shape {tuple(x.shape)}: it needs a batch of at least one example.")
+            raise InvalidValue(f"{which} has shape {tuple(x.shape)}: it needs a batch of at least one example.")
     batches = {x.shape[0] for x in given.values()}
     if len(batches) > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"The example inputs' first sizes are {', '.join(map(str, sorted(batches)))}: it must be the same batch."
         )
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidType, InvalidUse, InvalidValue
 from . import library
 from .calling import example_of
 from .capture import Captured, capture
@@ -75,7 +76,7 @@ class Engine:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """An engine holds addresses in this process's memory."""
-        raise TypeError(
+        raise InvalidType(
             "An engine cannot be copied or pickled. Send the model, and compile it again where it is to run."
         )
 
@@ -88,11 +89,11 @@ class Engine:
         names = self._captured.inputs
         for name, x in zip(names, inputs, strict=True):
             if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != self._captured.dtypes[name]:
-                raise TypeError(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
+                raise InvalidType(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
             wanted = self._captured.shape(name, inputs[0].shape[0] if inputs[0].ndim else 0)
             if x.shape != wanted:
                 same = ", the same for all inputs" if len(names) > 1 else ""
-                raise ValueError(
+                raise InvalidValue(
                     f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch{same}."
                 )
 
@@ -194,11 +195,11 @@ def compile(
     True
     """
     if not library.available():
-        raise RuntimeError(
+        raise InvalidUse(
             "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
         )
     if not isinstance(model, nn.Module):
-        raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}.")
+        raise InvalidType(f"compile takes a torch.nn.Module, not {type(model).__name__}.")
     number = _checked(threads)
     example = example_of(model, example_inputs)
     _warn_of_other_types(model)
@@ -224,9 +225,9 @@ def _checked(threads: Any) -> int:
         return (int(first) if first.isdigit() else 0) or torch.get_num_threads()
     sentence = f"threads={threads!r} is not a whole number of at least 1. Leave it out for as many as torch uses."
     if isinstance(threads, bool) or not hasattr(threads, "__index__"):
-        raise TypeError(sentence)
+        raise InvalidType(sentence)
     if operator.index(threads) < 1:
-        raise ValueError(sentence)
+        raise InvalidValue(sentence)
     return operator.index(threads)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from ..errors import InvalidValue
 from .calling import Example
 
 
@@ -30,7 +31,7 @@ def exported(model: nn.Module, example: Example) -> ExportedProgram:
     except Exception as error:
         problem = error
     _try(model, example)
-    raise ValueError(f"{type(model).__name__} cannot be captured: {_why(problem)}") from problem
+    raise InvalidValue(f"{type(model).__name__} cannot be captured: {_why(problem)}") from problem
 
 
 def _each(arguments: Any, change: Any) -> Any:
@@ -43,7 +44,7 @@ def _try(model: nn.Module, example: Example) -> None:
     try:
         model(*args, **named)
     except Exception as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{type(model).__name__} itself does not run on the example inputs: {_first_line(error)}"
         ) from error
 
