@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 
 #: Modules may import from their own layer or from those above them in this list.
 LAYERS = [
-    {"_version", "_early_interrupt", "errors", "shrink", "wording", "flops", "fusing"},
-    {"selection", "goal", "cost", "extremes"},
+    {"_version", "_early_interrupt", "errors", "messages", "shrink"},
+    {"costs"},
     {"kernels", "sharding"},
     {"thresholds"},
     {"goals"},

@@ -3,7 +3,6 @@
 They are also the built-in errors that Python's own habits ask for, so ``except ValueError`` goes on working, and
 ``except pb.UserError`` catches them all and nothing that went wrong inside.
 """
-# ruff: noqa: N818 - they are named after what is wrong, as BadFile is.
 
 from __future__ import annotations
 

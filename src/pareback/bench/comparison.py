@@ -17,7 +17,6 @@ from ..errors import InvalidValue
 from ..lab import environment, files
 from ..messages import one_of
 from ..runtime import library
-from ..messages import one_of
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
 from .staging import Staged

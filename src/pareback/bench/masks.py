@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidValue
 from ..costs.selection import MIN_SIZE, select
+from ..errors import InvalidValue
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

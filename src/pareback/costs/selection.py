@@ -79,7 +79,8 @@ def select(
     else:
         for name in wanted - unwanted:
             _check_prunable(name, parameters[name])
-    chosen = [Selected(name, p) for name, p in parameters.items() if name in wanted - unwanted]
+    wanted = wanted - unwanted
+    chosen = [Selected(name, p) for name, p in parameters.items() if name in wanted]
     if not chosen:
         raise InvalidValue(
             "No parameter is left to prune. By default trainable tensors of two or more dimensions and at least "

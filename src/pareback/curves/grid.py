@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from ..errors import InvalidValue
 from ..costs.amounts import amount, exact
+from ..errors import InvalidValue
 from ..lab.goals import goal_of
 from ..lab.recipe import GoalRecipe, ModelRecipe, Recipe
 from ..messages import did_you_mean, listed
 from ..plan import plan
-from ..messages import did_you_mean, listed
 from .sizes import Measure, Sizes
 
 #: The ways to prune to a budget; unconstrained has no budget and is swept by its λ instead.

@@ -15,7 +15,6 @@ from ..lab.origins import changed_since
 from ..lab.reading import to_dict
 from ..messages import counted
 from ..report import table
-from ..messages import counted
 from . import store
 from .grid import Point
 

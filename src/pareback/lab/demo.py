@@ -13,7 +13,6 @@ import torch
 
 from ..messages import place
 from ..report import table
-from ..messages import place
 from . import plot_convergence, plot_histograms, plot_layers
 from .recipe import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
 from .record import Record, read_record

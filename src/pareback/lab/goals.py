@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..cost import needs_flops
 from ..errors import InvalidValue
 from ..goals import Budget, Fixed, Goal, Unconstrained
 from ..pruning.pruner import Pruner

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..messages import counted
 from ..report import table
-from ..messages import counted
 from .paper import CLASSES, EPOCHS, PRECISION, TEST_IMAGES, TRAIN_IMAGES, WIDTH, Experiment, Row
 from .record import Record, date
 

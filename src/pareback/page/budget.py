@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..thresholds.controller import ramp_share
 from ..curves.exactness import LIMITS, limits
 from ..curves.exactness import allowed as allowed_at
 from ..goals.budget import EXACT_RAMP
+from ..thresholds.controller import ramp_share
 
 _UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidValue, MissingFile
 from ..costs.amounts import amount
+from ..errors import InvalidValue, MissingFile
 from ..lab.optional import optional
 from ..lab.paper import TABLE2
 from ..lab.yaml_text import UNREADABLE

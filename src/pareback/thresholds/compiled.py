@@ -31,6 +31,9 @@ class CompiledOnGpu(Generic[P, R]):
         self._plain = function
         self._compiled: Callable[P, R] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_compiled": None}  # what was compiled works on the state of the original
+
     def __call__(self, on_gpu: bool, *args: P.args, **kwargs: P.kwargs) -> R:
         if not on_gpu:
             return self._plain(*args, **kwargs)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..costs.limits import Limit, Range
-from ..kernels import count, shrunk
+from ..kernels import Sweep, shrunk
 from ..sharding import Shards
 from ..shrink import compute_dtype
 
@@ -36,8 +36,10 @@ class Landing:
 def counter(latents: Sequence[Tensor], exponent: float, shards: Shards) -> Counter:
     """Return a function from thresholds to the exact non-zeros that pruning at them leaves."""
 
+    sweep = Sweep(None, latents, exponent)
+
     def counted(thresholds: Tensor) -> list[int]:
-        nonzero, _ = count(latents, thresholds, thresholds, exponent)
+        nonzero = sweep.pruned(thresholds, thresholds).nonzero
         return [int(n) for n in shards.gather(nonzero[None]).sum(0)[0].tolist()]
 
     return counted
