@@ -21,7 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -44,7 +45,10 @@ from overhead import (
     normal_weights,
     number_of,
     ratio,
+    timed,
 )
+from pareback.pruning.options import active
+from pareback.pruning.watch import leave_optimizers_alone, watch_all_optimizers
 
 CPU = torch.device("cpu")
 BUDGET = pb.Budget(sparsity=SPARSITY)
@@ -112,6 +116,39 @@ def differences(times: list[float], base: list[float]) -> list[float]:
     return [a - b for a, b in zip(times, base, strict=True)]
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let dense optimizers step as if there were no pruner: it looks at all, and would follow its tensors to others."""
+    pruners = list(active)
+    active.clear()
+    leave_optimizers_alone()
+    yield
+    active.update(pruners)
+    watch_all_optimizers()
+
+
+#: The variants that nothing prunes.
+DENSE = ("SGD alone", "dense", "dense again")
+
+
+def compared(
+    steps: dict[str, Step], rounds: int, repeats: int, clock: Callable[[Step, int], float]
+) -> dict[str, list[float]]:
+    """Time steps in turn, the dense ones without a pruner in sight."""
+    plain = {id(step) for name, step in steps.items() if name in DENSE}
+
+    def timer(step: Step, repeats: int) -> float:
+        with unwatched() if id(step) in plain else nullcontext():
+            return clock(step, repeats)
+
+    return interleaved(steps, rounds, repeats, timer)
+
+
+def counted(name: str, step: Step) -> Row:
+    with unwatched() if name in DENSE else nullcontext():
+        return usual_traffic(step)
+
+
 # -- the optimizer's step --------------------------------------------------------------------------------------------
 
 
@@ -133,12 +170,12 @@ def step_part(options: argparse.Namespace) -> list[Row]:
     for tensors in map(int, several(options.tensors)):
         optimizers = {name: pruned_sgd(tensors, goal) for name, goal in GOALS.items()}
         steps: dict[str, Step] = {name: one.step for name, one in optimizers.items()}
-        times = interleaved(steps, options.rounds, options.repeats, host_seconds)
+        times = compared(steps, options.rounds, options.repeats, host_seconds)
         base = times["SGD alone"]
         for name, found in times.items():
             row: Row = {"part": "step", "tensors": tensors, "shape": "40x40", "variant": name}
             row |= {"microseconds": microseconds(found), "pruner_over_sgd": round(ratio(found, base) - 1.0, 4)}
-            row |= {"aim": STEP_AIMS.get(tensors) if GOALS[name] is not None else None, **usual_traffic(steps[name])}
+            row |= {"aim": STEP_AIMS.get(tensors) if GOALS[name] is not None else None, **counted(name, steps[name])}
             rows.append(shown(row))
     return rows
 
@@ -173,7 +210,7 @@ def lenet_part(options: argparse.Namespace) -> list[Row]:
     """Measure a whole training step of LeNet-300-100, as a multiple of the dense one."""
     rows: list[Row] = []
     steps = {"dense" if goal is None else name: lenet_step(goal) for name, goal in GOALS.items()}
-    times = interleaved(steps, options.rounds, options.repeats, host_seconds)
+    times = compared(steps, options.rounds, options.repeats, host_seconds)
     for name, found in times.items():
         row: Row = {"part": "lenet", "model": "LeNet-300-100", "batch": 64, "variant": name}
         row |= {"microseconds": microseconds(found), "ratio": ratio(found, times["dense"])}
@@ -212,7 +249,7 @@ def model_rows(name: str, options: argparse.Namespace) -> list[Row]:
             loss.backward()
             optimizer.step()
 
-        for _ in range(3):
+        for _ in range(6):  # the pruner makes its graphs in the fourth
             step()
         return step
 
@@ -220,17 +257,20 @@ def model_rows(name: str, options: argparse.Namespace) -> list[Row]:
     optimizers = {"dense": sgd(0.0), "dense again": sgd(0.0), "exact budget": sgd(1e-6)}
     pb.Pruner(model, optimizers["exact budget"], BUDGET, ramp=0)
     pruned = [p.numel() for p in model.parameters() if p.ndim >= 2 and p.numel() >= 1000]
-    steps = {key: training_step(one) for key, one in optimizers.items()}
-    times = interleaved(steps, options.rounds, options.repeats)
+    steps: dict[str, Step] = {}
+    for key, one in optimizers.items():
+        with unwatched() if key in DENSE else nullcontext():
+            steps[key] = training_step(one)
+    times = compared(steps, options.rounds, options.repeats, timed)
     alone: dict[str, Step] = {key: one.step for key, one in optimizers.items()}
-    host = interleaved(alone, options.rounds, HANDFUL, host_seconds)
+    host = compared(alone, options.rounds, HANDFUL, host_seconds)
     rows = []
     for key, found in times.items():
         row: Row = {"part": "models", "model": name, "variant": key}
         row |= {"pruned_weights": sum(pruned), "tensors": len(pruned)}
         row |= {"milliseconds": round(1e3 * statistics.median(found), 3), "ratio": ratio(found, times["dense"])}
         row |= {"aim": MODEL_AIMS.get(name) if key == "exact budget" else None, "host_us": microseconds(host[key])}
-        row |= {"added_host_us": microseconds(differences(host[key], host["dense"])), **usual_traffic(alone[key])}
+        row |= {"added_host_us": microseconds(differences(host[key], host["dense"])), **counted(key, alone[key])}
         rows.append(shown(row))
     return rows
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor
 
-from pareback.costs.limits import Range
+from pareback.costs.limits import Limit, Range
 from pareback.kernels import Moments
 from pareback.thresholds.controller import BAND, STRIDE, Controller, Rates, Rule, State, View, ramp_share
 from pareback.thresholds.extremes import Extremes
+from pareback.thresholds.sides import for_training
 
 
 def vector(*values: float) -> Tensor:
@@ -334,8 +336,8 @@ def test_rules_know_which_tensors_are_at_their_bounds() -> None:
 
 def test_extremes_bound_tensors_after_the_ramp_only() -> None:
     """While the target grows, a tensor may pass through the middle; then it has to leave it."""
-    share = torch.tensor([[1.0]], dtype=torch.float64)
-    extremes = Extremes(0.2, 0.8, share, vector(0.3), vector(1000.0))
+    limit = Limit("sparsity", (Fraction(1),), Fraction(0), Fraction(300), (1000,))
+    extremes = for_training((0.2, 0.8), [limit], [Range(1, 1000)], vector(0.0))
     for step, expected in ((0, 0.05), (10, 0.3)):
         state = state_of([1.0], nonzero=[600], band=[100], step=step)
         controller = controller_of(Given(0.05), state, 1000, ramp=5, extremes=extremes)
@@ -348,16 +350,16 @@ def test_extremes_bound_tensors_after_the_ramp_only() -> None:
 
 def test_everything_follows_the_model_to_its_device() -> None:
     """State, bounds, extremes and what the rule holds move together."""
-    share = torch.tensor([[1.0]], dtype=torch.float64)
-    extremes = Extremes(0.2, 0.8, share, vector(0.3), vector(100.0))
+    limit = Limit("sparsity", (Fraction(1),), Fraction(0), Fraction(30), (100,))
+    extremes = for_training((0.2, 0.8), [limit], [Range(1, 100)], vector(0.0))
     controller = controller_of(Given(0.0), state_of([1.0]), extremes=extremes)
+    controller.rule.extremes = extremes  # type: ignore[attr-defined] # as a penalty has it
     controller.to(torch.device("meta"))
     tensors = [*controller.state.tensors().values(), controller.sizes, controller.least, controller.most]
     assert controller.extremes is not None
-    tensors += [controller.extremes.shares, controller.extremes.budgets, controller.extremes.sizes]
+    tensors += [*vars(controller.extremes).values(), *vars(controller.rule.extremes).values()]  # type: ignore[attr-defined]
     tensors += [value for value in vars(controller.rule).values() if isinstance(value, Tensor)]
     assert {t.device.type for t in tensors} == {"meta"}
-    assert (controller.extremes.low, controller.extremes.high) == (0.2, 0.8)
 
 
 def test_state_names_everything_a_resumed_run_needs() -> None:

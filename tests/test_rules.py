@@ -22,8 +22,10 @@ from pareback.kernels import Moments, count
 from pareback.shrink import sparsity_slope
 from pareback.thresholds.controller import BAND, STRIDE, Controller, Cut, Rates, Rule, State, View
 from pareback.thresholds.exact import GAIN, NEAR, ExactBudget, project
+from pareback.thresholds.extremes import Extremes
 from pareback.thresholds.fixed import GaussianBound, SearchedBound
 from pareback.thresholds.penalty import Penalty
+from pareback.thresholds.sides import for_training
 
 
 def vector(*values: float) -> Tensor:
@@ -256,19 +258,46 @@ def test_appendix_gradient_of_the_sparsity_loss() -> None:
     )
 
 
-def test_extremes_penalty_equals_autograd() -> None:
-    """λ·Σ c_i·(way to the nearer of s_l and s_u) joins the loss; outside the two nothing is added."""
-    low, high = 0.3, 0.8
+def extreme(low: float, high: float, density: Fraction, *sizes: int) -> Extremes:
+    limit = Limit("sparsity", (Fraction(1),) * len(sizes), Fraction(0), sum(sizes) * density, sizes)
+    return for_training((low, high), [limit], [Range(1, n) for n in sizes], vector(0.0))
+
+
+@pytest.mark.parametrize("kind", ["squared", "hinge"])
+def test_extremes_penalty_equals_autograd(kind: str) -> None:
+    """λ times the mean way to each tensor's side joins the loss; the budget counts what is on its side already.
+
+    Beyond 87 % the slope is taken as 0.25, so that tensors get there.
+    """
     r = vector(0.2, 0.6, 1.0, 1.2, 2.0).requires_grad_()  # sparsities 0.16, 0.45, 0.68, 0.77, 0.95
     shares = vector(0.1, 0.2, 0.3, 0.3, 0.1)
-    rule = Penalty("squared", [shares.tolist()], [0.4], [5.0], (low, high), shares)
+    extremes = extreme(0.3, 0.8, Fraction(2, 5), 1000, 2000, 3000, 3000, 1000)
+    rule = Penalty(kind, [shares.tolist()], [0.4], [5.0], extremes, shares)
     sparsity = torch.erf(r / math.sqrt(2))
-    way = torch.minimum(sparsity - low, high - sparsity).clamp_min(0)
-    assert way.gt(0).tolist() == [False, True, True, True, False]
-    expected = 5.0 * (density(r, shares) - 0.4) ** 2 + 5.0 * (shares * way).sum()
+    assert extremes.sides(sparsity.detach()).tolist() == [False, False, True, True, True]
+    held = torch.stack([sparsity[0], sparsity[1].clamp(max=0.3), *sparsity[2:].clamp(min=0.8)])
+    over = 1 - (shares * held).sum() - 0.4
+    expected = 5.0 * {"squared": over**2, "hinge": over.clamp_min(0)}[kind] + 5.0 * (sparsity - held).abs().mean()
     (gradient,) = torch.autograd.grad(expected, r)
+    slope = sparsity_slope(r.detach())
     torch.testing.assert_close(rule.value(r.detach(), ONE), expected.detach(), rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(rule.gradient(r.detach(), ONE), gradient, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rule.gradient(r.detach(), ONE), gradient * slope.clamp_min(0.25) / slope)
+
+
+def test_extremes_penalty_looks_at_what_is_there() -> None:
+    """A side is a promise about counts: at the same thresholds, weights that are not normal are pulled by theirs."""
+    rule = Penalty("hinge", [[0.5, 0.5]], [0.5], [4.0], extreme(0.2, 0.8, Fraction(1, 2), 1000, 1000), R)
+    r = vector(1.5, 0.25)  # a normal distribution's 87 and 20 %
+    assert rule.gradient(r, ONE).tolist() == [0.0, 0.0]
+    outside = rule.gradient(r, ONE, vector(0.75, 0.25))
+    torch.testing.assert_close(outside, vector(-2.0, 2.0) * sparsity_slope(r).clamp_min(0.25))
+
+
+def test_a_wild_gradient_does_not_throw_a_tensor_off_its_side() -> None:
+    """A batch norm over a nearly empty filter can send thousands; thresholds had been at zero ever after."""
+    rule = Penalty("hinge", [[0.5, 0.5]], [0.5], [4.0], extreme(0.2, 0.8, Fraction(1, 2), 1000, 1000), R)
+    move = wanted(rule, vector(1.4, 0.2), [0.84, 0.16], gradient=vector(1e4, -1e4), lr=0.1)
+    torch.testing.assert_close(move, vector(-0.1, 0.1))  # λ times 0.25, times the rate
 
 
 def test_penalty_descends_task_and_penalty_together() -> None:

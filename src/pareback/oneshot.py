@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ from .messages import suggests_options
 from .pruning.options import check_shrink
 from .report import Known, Report, report_on
 from .sharding import Shards, local
-from .thresholds.search import land_one
+from .thresholds.search import counter, land_one
 
 
 @suggests_options
@@ -51,6 +52,9 @@ def prune_(
         tensors = [local(p.detach()) for p in resolved.parameters]
         weights = resolved.weights(tensors, shards)
         landing = goal.land(resolved, weights, torch.zeros_like(weights.spread), exponent, shards)
+        fewer = counter(tensors, exponent, shards)(landing.high)
         for i, tensor in enumerate(tensors):
             tensor.copy_(land_one(i, tensor, landing, exponent, shards))
+    for note in goal.notes(resolved, [n + extra for n, extra in zip(fewer, landing.extra, strict=True)]):
+        warnings.warn(note, stacklevel=3)
     return report_on(model, {id(p): Known() for p in resolved.parameters}, resolved.flops)

@@ -54,6 +54,7 @@ class Plan:
     tensors: tuple[PlannedTensor, ...]
     limits: tuple[PlannedLimit, ...]
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()  #: what is not as asked for although the limits can be met
 
     @property
     def feasible(self) -> bool:
@@ -65,6 +66,7 @@ class Plan:
         return {
             "feasible": self.feasible,
             "problems": list(self.problems),
+            "notes": list(self.notes),
             "limits": [asdict(limit) for limit in self.limits],
             "tensors": [{**asdict(t), "shape": list(t.shape), "sparsity": t.sparsity} for t in self.tensors],
         }
@@ -87,7 +89,9 @@ class Plan:
                 f"{limit.name}: {limit.allowed:,.0f} of {limit.dense:,.0f} allowed, {limit.least:,.0f} at least"
                 + (" (binding)" if limit.binding else "")
             )
-        lines += [f"cannot be met: {problem}" for problem in self.problems] or ["can be met"]
+        lines += [f"cannot be met: {problem}" for problem in self.problems] or [
+            ", but ".join(["can be met", *self.notes])
+        ]
         return "\n".join(lines)
 
 
@@ -118,14 +122,15 @@ def plan(
     nonzeros = _least(resolved) if problems else _would_keep(resolved, exponent)
     tensors = tuple(
         PlannedTensor(s.name, tuple(s.parameter.shape), s.parameter.numel(), n, b.least, b.most)
-        for s, n, b in zip(resolved.selected, nonzeros, resolved.ranges, strict=True)
+        for s, n, b in zip(resolved.selected, nonzeros, goal.reachable(resolved), strict=True)
     )
     limits = tuple(_planned(limit, resolved, nonzeros) for limit in resolved.limits)
-    return Plan(goal, tensors, limits, problems)
+    notes = () if problems else tuple(goal.notes(resolved, nonzeros))
+    return Plan(goal, tensors, limits, problems, notes)
 
 
 def _least(resolved: Resolved) -> list[int]:
-    return [b.least for b in resolved.ranges]
+    return [b.least for b in resolved.goal.reachable(resolved)]
 
 
 def _would_keep(resolved: Resolved, exponent: float) -> list[int]:

@@ -93,8 +93,8 @@ def test_memory_is_counted_in_copies(overhead: ModuleType, monkeypatch: pytest.M
     """Weights and gradients are one copy each; with latent weights two remain, and the peak is no less."""
     host = sys.modules["host"]
     monkeypatch.setattr(host, "SPREADS", (3,))  # one process is enough
-    (row,) = host.memory_part(argparse.Namespace(weights=["2M"]))
-    assert (row["weights"], row["tensors"]) == ("2M", 3)
+    (row,) = host.memory_part(argparse.Namespace(weights=["10M"]))
+    assert (row["weights"], row["tensors"]) == ("10M", 3)
     assert row["weights_copies"] == pytest.approx(1, abs=0.1)
     assert row["gradient_copies"] == pytest.approx(1, abs=0.1)
     assert row["between_steps_copies"] == pytest.approx(2, abs=0.3)

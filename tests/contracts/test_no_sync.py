@@ -17,6 +17,8 @@ GOALS = {
     "exact": (pb.Budget(sparsity=0.8), {"total_steps": 40}),
     "exact-two-limits": (pb.Budget(sparsity=0.7, bytes=0.5), {"total_steps": 40}),
     "extremes": (pb.Budget(sparsity=0.6, extremes=(0.4, 0.7)), {"total_steps": 40}),
+    "extremes-squared": (pb.Budget(sparsity=0.6, enforce="squared", extremes=(0.4, 0.7)), {}),
+    "extremes-hinge": (pb.Budget(sparsity=0.6, enforce="hinge", extremes=(0.4, 0.7)), {}),
     "squared": (pb.Budget(sparsity=0.8, enforce="squared"), {}),
     "hinge": (pb.Budget(sparsity=0.8, enforce="hinge"), {}),
     "unconstrained": (pb.Unconstrained(), {}),

@@ -18,6 +18,7 @@ GOALS = {
     "exact": (pb.Budget(sparsity=0.9), {}),
     "exact-two-limits": (pb.Budget(sparsity=0.8, bytes=0.4), {}),
     "extremes": (pb.Budget(sparsity=0.6, extremes=(0.4, 0.7)), {}),
+    "extremes-hinge": (pb.Budget(sparsity=0.6, enforce="hinge", extremes=(0.4, 0.7)), {}),
     "squared": (pb.Budget(sparsity=0.8, enforce="squared"), {}),
     "search": (pb.Fixed(sparsity=0.8), {}),
     "search-ramped": (pb.Fixed(sparsity=0.8), {"ramp": 0.9}),

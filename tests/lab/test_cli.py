@@ -301,7 +301,7 @@ def test_inspect_counts_a_run_and_its_files(run: Path, tmp_path: Path, capsys: p
     for path in (run, run / "model.safetensors", plain, nested):
         assert main(["inspect", str(path)]) == 0
         last = capsys.readouterr().out.splitlines()[-2:]
-        assert last[0].startswith(f"whole model:    {total - zeros:,} of {total:,} parameters non-zero")
+        assert last[0].startswith(f"whole model:    {total - zeros:,} of all {total:,} parameters non-zero")
         assert last[1].startswith("pruned tensors: 5,020 of 50,200 weights non-zero (90.000 % sparse)")
     assert main(["inspect", str(run / "checkpoint.pt"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["params"] == total

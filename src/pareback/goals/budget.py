@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..costs.amounts import amount
+from ..costs.amounts import amount, exact
 from ..costs.flops import FlopCount
 from ..costs.limits import Limit, Range, flops_of, limits_of, reduced
 from ..costs.selection import Selected
 from ..errors import InvalidValue
 from ..messages import one_of, suggests_options
 from ..sharding import Shards
-from ..shrink import gaussian_bound, predicted_sparsity
+from ..shrink import gaussian_bound
 from ..thresholds.controller import Rule
 from ..thresholds.exact import ExactBudget
-from ..thresholds.extremes import Extremes
+from ..thresholds.extremes import Extremes, averaged, problems, reachable, unused
 from ..thresholds.penalty import START, Penalty
 from ..thresholds.search import Landing, counter, meet_limits
+from ..thresholds.sides import final_ranges, for_training
 from .checks import check_sparsity, number, pair
 from .goal import Goal, Resolved, Weights
 
@@ -79,6 +79,8 @@ class Budget(Goal):
             pair("extremes", self.extremes, "s_l", "s_u")
         if self.layer_density is not None and pair("layer_density", self.layer_density, "min", "max")[1] == 0.0:
             raise InvalidValue("layer_density leaves every tensor empty. Write a max above 0.")
+        if self.extremes is not None and self.layer_density is not None:
+            _check_sides(self.extremes, self.layer_density)
         self._check_weight(limits)
 
     def _check_weight(self, limits: Mapping[str, Any]) -> None:
@@ -130,14 +132,36 @@ class Budget(Goal):
         same = [1.0 / len(resolved.selected)] * len(resolved.selected)
         shares = [same if self.average == "mean" else limit.shares for limit in resolved.limits]
         weights = [self.weight_of(limit.name) for limit in resolved.limits]
-        return Penalty(self.enforce, shares, _densities(resolved), weights, self.extremes, like)
+        return Penalty(self.enforce, shares, _densities(resolved), weights, self._sides(resolved, like), like)
 
     def extremes_of(self, resolved: Resolved, like: Tensor) -> Extremes | None:
-        if self.extremes is None or not self.is_exact:
+        return self._sides(resolved, like) if self.is_exact else None
+
+    def _sides(self, resolved: Resolved, like: Tensor) -> Extremes | None:
+        """Return what chooses between the extremes, if there are any."""
+        if self.extremes is None:
             return None
-        shares = torch.tensor([limit.shares for limit in resolved.limits]).to(like)
-        budgets = torch.tensor(_densities(resolved)).to(like)
-        return Extremes(*self.extremes, shares, budgets, torch.tensor(resolved.sizes).to(like))
+        counted = [averaged(limit) for limit in resolved.limits] if self.average == "mean" else resolved.limits
+        return for_training(self.extremes, counted, resolved.ranges, like.double())
+
+    def problems(self, resolved: Resolved) -> list[str]:
+        if self.extremes is None:
+            return []
+        return problems(self.extremes, resolved.limits, resolved.ranges, resolved.names)
+
+    def reachable(self, resolved: Resolved) -> list[Range]:
+        if self.extremes is None:
+            return resolved.ranges
+        return reachable(self.extremes, resolved.sizes, resolved.ranges)
+
+    def notes(self, resolved: Resolved, nonzeros: Sequence[int]) -> list[str]:
+        if self.extremes is None or self.average == "mean":
+            return []
+        if not self.is_exact:  # a penalty need not have landed: the nearest choice of sides is looked at
+            near = final_ranges(self.extremes, resolved.limits, resolved.ranges, nonzeros)
+            nonzeros = [range_.most for range_ in near]
+        note = unused(self.extremes, resolved.limits, resolved.ranges, nonzeros)
+        return [] if note is None else [note]
 
     def start(self, resolved: Resolved, weights: Weights, share: float, exponent: float, shards: Shards) -> Tensor:
         zero = torch.zeros_like(weights.spread)
@@ -154,21 +178,21 @@ class Budget(Goal):
         if not self.is_exact:
             return super().land(resolved, weights, r, exponent, shards, share)
         asked = [limit.ramped(share) for limit in reduced(resolved.limits)]
-        counted = counter(weights.tensors, exponent, shards)
-        return meet_limits(counted, asked, self._final_ranges(resolved, r), r, weights.spread, weights.peak)
+        counted, ranges = counter(weights.tensors, exponent, shards), resolved.ranges
+        if self.extremes is not None:
+            ranges = final_ranges(self.extremes, resolved.limits, ranges, counted(r * weights.spread))
+        return meet_limits(counted, asked, ranges, r, weights.spread, weights.peak)
 
-    def _final_ranges(self, resolved: Resolved, r: Tensor) -> list[Range]:
-        extremes = self.extremes_of(resolved, r.double().cpu())
-        if extremes is None:
-            return resolved.ranges
-        sizes = torch.tensor(resolved.sizes, dtype=torch.float64)
-        least = torch.tensor([b.least for b in resolved.ranges]) / sizes
-        most = torch.tensor([b.most for b in resolved.ranges]) / sizes
-        low, high = extremes.ranges(predicted_sparsity(r.double().cpu()), least, most)
-        return [
-            Range(math.ceil(round(a * n, 6)), math.floor(round(b * n, 6)))
-            for a, b, n in zip(low.tolist(), high.tolist(), resolved.sizes, strict=True)
-        ]
+
+def _check_sides(extremes: tuple[float, float], layer_density: tuple[float, float]) -> None:
+    """Refuse a ``layer_density`` that lies between the extremes."""
+    (low, high), (least, most) = (tuple(exact(float(end)) for end in ends) for ends in (extremes, layer_density))
+    if most < 1 - low and least > 1 - high:
+        raise InvalidValue(
+            f"extremes={extremes!r} leaves no tensor a density between {float(1 - high):.6g} and {float(1 - low):.6g}, "
+            f"and layer_density={layer_density!r} leaves none outside. Write a min of at most {float(1 - high):.6g} or "
+            f"a max of at least {float(1 - low):.6g}, or drop one of the two."
+        )
 
 
 def _densities(resolved: Resolved) -> list[float]:

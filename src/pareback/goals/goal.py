@@ -122,6 +122,14 @@ class Goal(ABC):
         """Return a sentence for everything, beside the limits alone, that keeps the goal from being met."""
         return []
 
+    def notes(self, resolved: Resolved, nonzeros: Sequence[int]) -> list[str]:
+        """Return a sentence for everything that is not as asked for although the limits are met."""
+        return []
+
+    def reachable(self, resolved: Resolved) -> list[Range]:
+        """Return the fewest and most non-zeros that each tensor can end with."""
+        return resolved.ranges
+
     @abstractmethod
     def rule(self, resolved: Resolved, like: Tensor, total_steps: int | None) -> Rule:
         """Return how the goal moves thresholds."""

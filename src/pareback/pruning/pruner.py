@@ -418,6 +418,8 @@ class Pruner:
             )
         self._detach()
         self._report = report_on(self.model, self.known(), self._resolved.flops)
+        for note in self.goal.notes(self._resolved, self.counts()):
+            warnings.warn(note, stacklevel=2)
         return self._report
 
     def _nonzeros_shown(self) -> int:
@@ -438,7 +440,7 @@ class Pruner:
         counts = []
         for i, latent in enumerate(latents):
             value = land_one(i, latent, landing, self._exponent, self._shards)
-            counts.append((value != 0).sum().to(state.nonzero.device))
+            counts.append(value.count_nonzero().to(state.nonzero.device))
             mount.land(i, value)
         state.spread.copy_(weights.spread)
         state.peak.copy_(weights.peak)

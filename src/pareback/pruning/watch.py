@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -202,10 +203,15 @@ def _ids(optimizers: Sequence[Optimizer]) -> set[int]:
 _everywhere: list[Any] = []
 
 
+@functools.cache
+def _hook() -> Any:
+    return torch.compiler.disable(_before_any_step)  # imports the compiler, which an optimizer has done
+
+
 def watch_all_optimizers() -> None:
     """Look at every optimizer that steps while a pruner is at work: a new one may have taken the tensors over."""
     if not _everywhere:
-        _everywhere.append(register_optimizer_step_pre_hook(torch.compiler.disable(_before_any_step)))
+        _everywhere.append(register_optimizer_step_pre_hook(_hook()))
 
 
 def leave_optimizers_alone() -> None:

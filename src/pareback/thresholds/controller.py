@@ -208,7 +208,7 @@ class Controller:
         self.state.to(device)
         self.sizes, self.least, self.most = (x.to(device) for x in (self.sizes, self.least, self.most))
         for name, value in vars(self.rule).items():
-            if isinstance(value, Tensor):  # else every step would copy it, and wait
+            if isinstance(value, (Tensor, Extremes)):  # else every step would copy it, and wait
                 setattr(self.rule, name, value.to(device))
         if self.extremes is not None:
             self.extremes = self.extremes.to(device)
@@ -284,12 +284,9 @@ class Controller:
     def _ranges(self) -> tuple[Tensor, Tensor]:
         if self.extremes is None:
             return self.least, self.most
-        least, most = self.extremes.ranges(self.sparsity(), self.least / self.sizes, self.most / self.sizes)
+        least, most = self.extremes.ranges(self.sparsity(), self.least)
         ramped = self.share() >= 1.0
-        return (
-            torch.where(ramped, least * self.sizes, self.least),
-            torch.where(ramped, most * self.sizes, self.most),
-        )
+        return torch.where(ramped, least, self.least), torch.where(ramped, most, self.most)
 
     def room(self) -> Room:
         """Return where every tensor stands."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..shrink import predicted_sparsity, sparsity_slope
 from .controller import Controller, NativeRule, Rule, View
+from .extremes import LEAST_SLOPE, Extremes
 
 FORMS = ("linear", "squared", "hinge")
 #: Thresholds start where this share of the target would be met, as the paper's authors do.
@@ -19,7 +20,8 @@ class Penalty(Rule):
     """The adaptive sparsity losses of the paper: thresholds descend the task's loss plus a penalty on density.
 
     ``kind`` is ``"linear"`` (Eq. 7: λ·L_s), ``"squared"`` (Eq. 10: λ·(L_s − B)²) or ``"hinge"`` (Eq. 11:
-    λ·max(L_s − B, 0)), summed over the limits. ``shares[j]`` are limit j's contribution weights ``c_i``.
+    λ·max(L_s − B, 0)), summed over the limits. ``shares[j]`` are limit j's contribution weights ``c_i``. With
+    ``extremes`` the mean distance of the tensors from their sides joins it, λ times.
     """
 
     plain_gradients = True
@@ -30,7 +32,7 @@ class Penalty(Rule):
         shares: Sequence[Sequence[float]],
         budgets: Sequence[float],
         weights: Sequence[float],
-        extremes: tuple[float, float] | None,
+        extremes: Extremes | None,
         like: Tensor,
     ) -> None:
         self.kind = kind
@@ -39,49 +41,56 @@ class Penalty(Rule):
         self.weights = torch.tensor(weights, dtype=torch.float64, device=like.device)
         self.extremes = extremes
 
-    def density(self, r: Tensor) -> Tensor:
-        """Return each limit's predicted density ``L_s``, Eq. 6 and 8."""
-        shares = self.shares.to(r)
-        return (shares * (1.0 - predicted_sparsity(r))).sum(1)
-
     def _budget(self, share: Tensor) -> Tensor:
         return 1.0 - share * (1.0 - self.budgets.to(share))
+
+    def _held(self, density: Tensor, share: Tensor) -> Tensor:
+        """Return what the budget counts of each tensor: its density, or the nearest on its side of the extremes."""
+        return density if self.extremes is None else self.extremes.nearest(density, share)
+
+    def density(self, held: Tensor) -> Tensor:
+        """Return each limit's density ``L_s``, Eq. 6 and 8."""
+        return (self.shares.to(held) * held).sum(1)
 
     def loss(self, controller: Controller) -> Tensor:
         return self.value(controller.state.r.double(), controller.share())
 
     def value(self, r: Tensor, share: Tensor) -> Tensor:
         """Return the penalty at ``r``."""
-        density, weights = self.density(r), self.weights.to(r)
-        over = density - self._budget(share)
-        each = {"linear": density, "squared": over.square(), "hinge": over.clamp_min(0.0)}[self.kind]
-        return (weights * each).sum() + self._between(r)[0]
+        density, weights = 1.0 - predicted_sparsity(r), self.weights.to(r)
+        held = self._held(density, share)
+        total = self.density(held)
+        over = total - self._budget(share)
+        each = {"linear": total, "squared": over.square(), "hinge": over.clamp_min(0.0)}[self.kind]
+        return (weights * each).sum() + weights.amax() * (density - held).abs().mean()
 
-    def gradient(self, r: Tensor, share: Tensor) -> Tensor:
-        """Return ∂loss/∂r."""
-        over = self.density(r) - self._budget(share)
+    def gradient(self, r: Tensor, share: Tensor, sparsity: Tensor | None = None) -> Tensor:
+        """Return ∂loss/∂r; with extremes at the measured ``sparsity`` of the tensors, if there is one.
+
+        A tensor that is not on its side yet feels only the pull there, the others only the budget: so neither can
+        cancel the other.
+        """
+        known = None if self.extremes is None else sparsity
+        density = 1.0 - (predicted_sparsity(r) if known is None else known)
+        held, weights = self._held(density, share), self.weights.to(r)
+        over = self.density(held) - self._budget(share)
         pull = {
             "linear": torch.ones_like(over),
             "squared": 2.0 * over,
             "hinge": (over > 0).to(r.dtype),
-        }[self.kind] * self.weights.to(r)
-        return -(pull[:, None] * self.shares.to(r)).sum(0) * sparsity_slope(r) + self._between(r)[1]
-
-    def _between(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the penalty on sparsities between the extremes, λ·Σ c_i·(way to the nearer one), and its gradient."""
+        }[self.kind] * weights
+        from_budget = (pull[:, None] * self.shares.to(r)).sum(0) * (density == held)
         if self.extremes is None:
-            zero = torch.zeros((), dtype=r.dtype, device=r.device)
-            return zero, torch.zeros_like(r)
-        low, high = self.extremes
-        sparsity = predicted_sparsity(r)
-        to_low, to_high = sparsity - low, high - sparsity
-        way = torch.minimum(to_low, to_high)
-        towards = torch.where(to_low < to_high, 1.0, -1.0) * (way > 0)
-        weight = self.weights.to(r).amax() * self.shares.to(r).mean(0)
-        return (weight * way.clamp_min(0.0)).sum(), weight * towards * sparsity_slope(r)
+            return -from_budget * sparsity_slope(r)
+        from_side = weights.amax() / len(r) * torch.sign(density - held)
+        return -(from_budget + from_side) * sparsity_slope(r).clamp_min(LEAST_SLOPE)
 
     def move(self, view: View) -> Tensor:
-        return view.descend(view.gradient + self.gradient(view.r, view.share))
+        task = view.gradient
+        if self.extremes is not None:  # at 97 % a batch norm's gradient can be ten thousand times the pull to a side
+            most = self.weights.to(task).amax() * LEAST_SLOPE
+            task = task.clamp(-most, most)
+        return view.descend(task + self.gradient(view.r, view.share, view.sparsity))
 
     def native(self) -> NativeRule | None:
         if self.extremes is not None:
