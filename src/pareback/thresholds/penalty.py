@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..shrink import predicted_sparsity, sparsity_slope
 from .controller import Controller, NativeRule, Rule, View
-from .extremes import LEAST_SLOPE, Extremes
+from .extremes import LEAST_SLOPE, Extremes, steep_square
 
 FORMS = ("linear", "squared", "hinge")
 #: Thresholds start where this share of the target would be met, as the paper's authors do.
@@ -21,7 +21,7 @@ class Penalty(Rule):
 
     ``kind`` is ``"linear"`` (Eq. 7: λ·L_s), ``"squared"`` (Eq. 10: λ·(L_s − B)²) or ``"hinge"`` (Eq. 11:
     λ·max(L_s − B, 0)), summed over the limits. ``shares[j]`` are limit j's contribution weights ``c_i``. With
-    ``extremes`` the mean distance of the tensors from their sides joins it, λ times.
+    ``extremes`` the mean distance of the tensors from their sides joins it, λ times, and the square is a steep one.
     """
 
     plain_gradients = True
@@ -59,10 +59,18 @@ class Penalty(Rule):
         """Return the penalty at ``r``."""
         density, weights = 1.0 - predicted_sparsity(r), self.weights.to(r)
         held = self._held(density, share)
-        total = self.density(held)
-        over = total - self._budget(share)
-        each = {"linear": total, "squared": over.square(), "hinge": over.clamp_min(0.0)}[self.kind]
+        each, _ = self._of_limits(held, share)
         return (weights * each).sum() + weights.amax() * (density - held).abs().mean()
+
+    def _of_limits(self, held: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each limit's penalty before λ, and its derivative by the limit's density."""
+        density = self.density(held)
+        over = density - self._budget(share)
+        if self.kind == "linear":
+            return density, torch.ones_like(density)
+        if self.kind == "hinge":
+            return over.clamp_min(0.0), (over > 0).to(over.dtype)
+        return (over.square(), 2.0 * over) if self.extremes is None else steep_square(over)
 
     def gradient(self, r: Tensor, share: Tensor, sparsity: Tensor | None = None) -> Tensor:
         """Return ∂loss/∂r; with extremes at the measured ``sparsity`` of the tensors, if there is one.
@@ -73,12 +81,7 @@ class Penalty(Rule):
         known = None if self.extremes is None else sparsity
         density = 1.0 - (predicted_sparsity(r) if known is None else known)
         held, weights = self._held(density, share), self.weights.to(r)
-        over = self.density(held) - self._budget(share)
-        pull = {
-            "linear": torch.ones_like(over),
-            "squared": 2.0 * over,
-            "hinge": (over > 0).to(r.dtype),
-        }[self.kind] * weights
+        pull = self._of_limits(held, share)[1] * weights
         from_budget = (pull[:, None] * self.shares.to(r)).sum(0) * (density == held)
         if self.extremes is None:
             return -from_budget * sparsity_slope(r)
