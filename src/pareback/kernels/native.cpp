@@ -17,6 +17,10 @@
 #include "isa.h"
 #include "pool.h"
 
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <immintrin.h>
+#endif
+
 #if defined(_WIN32)
 #define EXPORT extern "C" __declspec(dllexport)
 #else

@@ -90,6 +90,18 @@ struct Sums {
   Int kept{}, band{}, edited{};
 };
 
+// Which weights pruning leaves. Where the power shrink needs no value it need not be computed: above a threshold of
+// ordinary size it is never zero. What a narrower type would round away has to be asked for.
+template <typename Element, int kind>
+inline Int stays(Vec latent, float threshold) {
+  const Vec zero{};
+  if (kind == kPower && sizeof(Element) == sizeof(float) && threshold > 1e-30f) {
+    const Int gone = absolute(latent) <= threshold;
+    return ~gone;  // NaN stays
+  }
+  return rounded<Element>(shrunk<kind>(latent, threshold)) != zero;
+}
+
 template <typename Element, int pass, int kind>
 inline void step(const Pointers<Element>& at, const Tensor& tensor, float straight_through, Sums& sums) {
   const Vec zero{};
@@ -98,9 +110,9 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, float straig
     return;
   }
   const Vec latent = load(at.latent);
-  const Vec pruned = rounded<Element>(shrunk<kind>(latent, tensor.threshold));
+  const Vec pruned = pass == kPrune || pass == kAdopt ? rounded<Element>(shrunk<kind>(latent, tensor.threshold)) : zero;
   if (pass == kPrune || pass == kCount) {
-    const Int kept = pruned != zero;
+    const Int kept = pass == kPrune ? (pruned != zero) : stays<Element, kind>(latent, tensor.threshold);
     const Vec magnitude = absolute(latent);
     const float below = tensor.threshold + tensor.threshold - tensor.edge;
     sums.kept -= kept;
@@ -109,7 +121,7 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, float straig
     return;
   }
   // Where the weight is not what pruning wrote, it was edited, and the edit is the new latent.
-  const Vec written = pass == kAdopt ? load(at.weight) : pruned;
+  const Vec written = pass == kAdopt ? load(at.weight) : zero;
   const Int edited = pass == kAdopt ? (written != pruned) : Int{};  // elsewhere a NaN alone would differ, from itself
   const Vec now = edited ? written : latent;
   sums.edited |= edited;
@@ -118,7 +130,7 @@ inline void step(const Pointers<Element>& at, const Tensor& tensor, float straig
   sums.peak = (magnitude > sums.peak) ? magnitude : sums.peak;
   if (at.grad != nullptr) {
     const Vec grad = load(at.grad);
-    const Int gone = written == zero;
+    const Int gone = pass == kAdopt ? (written == zero) : ~stays<Element, kind>(latent, tensor.threshold);
     if (straight_through > 0.0f) sums.pull += (gone ? -now : zero) * grad;
     if (straight_through < 1.0f) store(at.grad, gone ? (straight_through > 0.0f ? straight_through * grad : zero) : grad);
   }
@@ -158,10 +170,94 @@ inline void walk(const Tensor& tensor, int64_t begin, int64_t end, const Work& w
     if (real[k] != nullptr) std::memcpy(real[k], buffer[k], (end - i) * sizeof(Element));
 }
 
+// Appends the numbers of the lanes that are set, from `first` on, and returns how many there are. May write LANES of them.
+inline int append(Int set, int32_t first, int32_t* places) {
+#if LANES == 16
+  const __mmask16 mask = _mm512_movepi32_mask(bits_as<__m512i>(set));
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i numbers = _mm512_add_epi32(_mm512_set1_epi32(first), lanes);
+  _mm512_storeu_si512(places, _mm512_maskz_compress_epi32(mask, numbers));
+  return __builtin_popcount(mask);
+#elif LANES == 8
+  int count = 0;
+  for (int mask = _mm256_movemask_ps(bits_as<__m256>(set)); mask != 0; mask &= mask - 1)
+    places[count++] = first + __builtin_ctz(mask);
+  return count;
+#else
+  int count = 0;
+  for (int lane = 0; lane < LANES; ++lane) {
+    places[count] = first + lane;
+    count += set[lane] != 0;
+  }
+  return count;
+#endif
+}
+
+inline Vec gathered(const float* from, const int32_t* places) {
+  float values[LANES];
+  for (int lane = 0; lane < LANES; ++lane) values[lane] = from[places[lane]];
+  return load(values);
+}
+
+// Prunes float weights, or looks for edits of them, with cube roots of the few alone that stay: roots are most of the
+// work. Returns where it ended, the last few elements being left, or `begin` where it should not be used.
+template <int pass>
+inline int64_t sweep_sparse(const Tensor& tensor, int64_t begin, int64_t end, Sums& sums) {
+  constexpr int kChunk = 512;
+  const float threshold = tensor.threshold, below = threshold + threshold - tensor.edge;
+  const Vec zero{};
+  int32_t places[kChunk + LANES];
+  int64_t i = begin;
+  for (; i + LANES <= end;) {
+    const Pointers<float> at = pointers<float>(tensor, i);
+    const int size = static_cast<int>(end - i < kChunk ? (end - i) / LANES * LANES : kChunk);
+    int count = 0;
+    for (int k = 0; k < size; k += LANES) {
+      const Vec latent = load(at.latent + k), magnitude = absolute(latent);
+      const Int gone = magnitude <= threshold;
+      count += append(~gone, k, places + count);
+      if (pass == kPrune) {
+        sums.band -= (magnitude >= below) & (magnitude < tensor.edge) & (magnitude > zero);
+        store(at.weight + k, zero);
+        continue;
+      }
+      const Vec written = load(at.weight + k);
+      sums.edited |= gone & (written != zero);
+      sums.square += latent * latent;
+      sums.peak = (magnitude > sums.peak) ? magnitude : sums.peak;
+      if (at.grad != nullptr) sums.pull += ((written == zero) ? -latent : zero) * load(at.grad + k);
+    }
+    for (int lane = 0; lane < LANES; ++lane) places[count + lane] = count > 0 ? places[count - 1] : 0;
+    for (int k = 0; k < count; k += LANES) {
+      const Vec pruned = shrunk<kPower>(gathered(at.latent, places + k), threshold);
+      if (pass == kAdopt) {
+        sums.edited |= gathered(at.weight, places + k) != pruned;
+      } else {
+        float values[LANES];
+        store(values, pruned);
+        for (int lane = 0; lane < LANES; ++lane) at.weight[places[k + lane]] = values[lane];
+      }
+    }
+    if (pass == kPrune) sums.kept[0] += count;
+    i += size;
+    if (3 * count > size) break;  // too many stay: the rest at once
+  }
+  return i;
+}
+
 template <typename Element, int pass, int kind>
 Partial sweep(const Tensor& tensor, int64_t begin, int64_t end, float straight_through) {
   Sums sums;
-  walk<Element>(tensor, begin, end, [&](const Pointers<Element>& at) {
+  int64_t from = begin;
+  if (kind == kPower && sizeof(Element) == sizeof(float) && tensor.threshold > 1e-30f &&
+      (pass == kPrune || (pass == kAdopt && straight_through == 1.0f)))
+    from = sweep_sparse<pass == kPrune ? kPrune : kAdopt>(tensor, begin, end, sums);
+  if (pass == kAdopt) {  // an edit is rare, and what was added up knows nothing of it: once more from the start
+    int32_t edited = 0;
+    for (int lane = 0; lane < LANES; ++lane) edited |= sums.edited[lane];
+    if (edited) sums = Sums{}, from = begin;
+  }
+  walk<Element>(tensor, from, end, [&](const Pointers<Element>& at) {
     step<Element, pass, kind>(at, tensor, straight_through, sums);
   });
   Partial partial;
