@@ -49,7 +49,7 @@ def fits_images(content: Mapping[str, Any]) -> bool:
 
 
 def _is_tensor(entry: Any) -> bool:
-    return isinstance(entry, dict) and {"name", "pruned"} <= entry.keys()
+    return isinstance(entry, dict) and "pruned" in entry
 
 
 def _is_number(value: Any) -> bool:
