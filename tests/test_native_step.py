@@ -107,7 +107,7 @@ def test_a_skipped_step_moves_nothing() -> None:
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     (optimizer,) = pruner.optimizers
     optimizer.found_inf = torch.tensor(1.0)
-    pruner._before(0, optimizer)
-    pruner._after(0)
+    pruner._attachment.before(0, optimizer)
+    pruner._attachment.after(0)
     assert all(torch.equal(value, before[name]) for name, value in pruner.state_dict()["control"].items())
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -14,11 +14,11 @@ from ..messages import listed, one_of
 from ..shrink import EXPONENTS
 
 if TYPE_CHECKING:
-    from .pruner import Pruner
+    from .attachment import Attachment
 
 #: The pruners at work, so that no two fight over a parameter. Weak references to the parameters themselves would keep
 #: torch.utils.swap_tensors from working on them.
-active: weakref.WeakSet[Pruner] = weakref.WeakSet()
+active: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def check_shrink(shrink: str) -> float:

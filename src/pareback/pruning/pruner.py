@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..costs.selection import MIN_SIZE, plain_names, select
+from ..costs.selection import MIN_SIZE, plain_names
 from ..errors import InvalidUse, InvalidValue
 from ..goals.goal import Goal, Weights, checked_goal
-from ..kernels import Moments, shrunk
 from ..messages import listed, suggests_options
 from ..sharding import Shards, like, local
 from ..shrink import predicted_sparsity
@@ -22,11 +21,11 @@ from ..thresholds.controller import Controller, State
 from ..thresholds.masks import MaskRule
 from ..thresholds.search import counter, keep_at_most, land_one
 from . import state as saved
+from .attachment import Attachment, reusable
 from .beside import BesideOptimizer
 from .groups import Groups
-from .hooks import StepHooks, check_optimizers, check_ownership
+from .hooks import check_optimizers, check_ownership
 from .options import (
-    active,
     check_dense_gradients,
     check_shrink,
     check_threshold_lr,
@@ -36,7 +35,6 @@ from .options import (
     ramp_steps,
 )
 from .step import Mount, Step
-from .watch import Resumption, Watch, gone_sentence, leave_optimizers_alone, watch_all_optimizers
 
 if TYPE_CHECKING:
     from ..report import Known, Report
@@ -101,15 +99,14 @@ class Pruner:
     ) -> None:
         self.model, self.goal = model, goal
         optimizers = check_optimizers(optimizer, self._repeats_closures)
-        include, exclude = _reusable(include), _reusable(exclude)
+        include, exclude = reusable(include), reusable(exclude)
         resolved = checked_goal(goal).resolve(model, include, exclude, min_size, example_inputs)
-        self._resolved, self._choice = resolved, (include, exclude, min_size)
+        self._resolved = resolved
         self._exponent = check_shrink(shrink or goal.usual_shrink)
         self._straight_through = checked_share(straight_through)
         self.total_steps = checked_total(total_steps)
         growing = ramp_steps(goal.usual_ramp if ramp is None else ramp, self.total_steps)
         check_threshold_lr(threshold_lr)
-        self._threshold_lr = threshold_lr
         self.parameters, self.names = resolved.parameters, resolved.names
         check_dense_gradients(model, self.parameters)
         check_unowned(self.names, self.parameters)
@@ -138,9 +135,10 @@ class Pruner:
             goal.check_start(resolved, state.nonzero.tolist())
         self._report: Report | None = None
         self._looking = False  # whether the latent weights are in the model because the user asked for them
-        self._watch = Watch(model, self.names, self.parameters, optimizers)
-        self._resumption = Resumption(optimizers, zeros, sum(t.numel() for t in tensors))
-        self._attach()
+        choice = (include, exclude, min_size)
+        self._attachment = Attachment(
+            self._step, resolved, choice, threshold_lr, zeros, self._settle, self._repeats_closures
+        )
 
     def _start(self, tensors: Sequence[Tensor], share: float) -> State:
         weights = self._resolved.weights(tensors, self._shards)
@@ -159,96 +157,10 @@ class Pruner:
     def _mounted(self, thresholds: Tensor) -> Mount:
         return BesideOptimizer(self.parameters, self._exponent, self._straight_through)
 
-    # -- the optimizers' steps ---------------------------------------------------------------------------------------
-
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers in whose steps the model is pruned."""
         return self._step.groups.optimizers
-
-    def _attach(self) -> None:
-        self._hooks = [
-            StepHooks(
-                one,
-                lambda k=k, one=one: self._before(k, one),  # type: ignore[misc]
-                lambda k=k: self._after(k),  # type: ignore[misc]
-                self._settle,
-                self._repeats_closures,
-            )
-            for k, one in enumerate(self.optimizers)
-        ]
-        active.add(self)
-        watch_all_optimizers()
-
-    def _before(self, part: int, optimizer: Optimizer) -> None:
-        if self._step.groups.changed():
-            self._regroup()
-        self._watch.warn_of_gone()
-        if self._resumption.is_due():
-            self._check_resumed()
-        self._step.before(part, optimizer)
-
-    def _after(self, part: int) -> None:
-        self._step.after(part)
-        if len(self._step.held) > 1:
-            self._watch.count_step(part, self._step.leader, self._step.groups.parts)
-
-    def _regroup(self) -> None:
-        """Divide the tensors anew: an optimizer has other parameter groups than before."""
-        self._divide(self.optimizers)
-        try:
-            chosen = [(s.name, s.parameter) for s in select(self.model, *self._choice)]
-        except InvalidValue:  # of tensors that were named and are frozen now
-            chosen = []
-        self._watch.warn_of_added(self.optimizers, chosen)
-
-    def _divide(self, optimizers: Sequence[Optimizer]) -> None:
-        state, rule = self._step.controller.state, self._step.controller.rule
-        selected = self._resolved.selected
-        self._step.divide(Groups(selected, optimizers, self._threshold_lr, state.r, rule.plain_gradients))
-
-    def notice(self, optimizer: Optimizer) -> None:
-        """Look at an optimizer that is about to step: where it moves pruned tensors, pruning goes on with it."""
-        if any(one is optimizer for one in self.optimizers) or self._watch.is_stranger(optimizer):
-            return
-        check_optimizers(optimizer, self._repeats_closures)
-        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        ours = [{id(self.parameters[i]) for i in members} for members in self._step.groups.parts]
-        if any(mine & moved and not mine <= moved for mine in ours):
-            raise InvalidUse(
-                "A new optimizer moves some of the tensors that another one moves and that are pruned there. Give it "
-                "all of them, or build the pruner anew with both."
-            )
-        self._settle()
-        left = [one for one, mine in zip(self.optimizers, ours, strict=True) if not mine & moved]
-        self._detach()
-        self._divide([*left, optimizer])
-        self._watch.revive(self.optimizers)
-        self._resumption.watch(self.optimizers)
-        self._attach()
-        warnings.warn(
-            f"A new {type(optimizer).__name__} moves the pruned tensors, which the pruner was not built with. Pruning "
-            "goes on with it; the ramp and total_steps stay as they were.",
-            stacklevel=2,
-        )
-
-    def _detach(self) -> None:
-        for hooks in self._hooks:
-            hooks.remove()
-        self._resumption.end()
-        active.discard(self)
-        leave_optimizers_alone()
-
-    def _check_resumed(self) -> None:
-        tensors = [local(p.detach()) for p in self.parameters]
-        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        if self._step.controller.ramp_steps and self._step.mount.holds_pruned:
-            with torch.no_grad():
-                nonzeros = sum(int(t.count_nonzero()) for t in tensors)
-            self._resumption.check(nonzeros, int(self._step.counts_here()[0].sum()))
-        else:
-            self._resumption.check(1, 0)
 
     def _settle(self) -> None:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
@@ -266,7 +178,7 @@ class Pruner:
         """
         self._settle()
         if not self.finished:
-            self._watch.warn_of_gone()
+            self._attachment.warn_of_gone()
         controller, r = self._step.controller, self.r()
         each = controller.sparsity()
         return {
@@ -393,9 +305,7 @@ class Pruner:
         from ..report import report_on
 
         self._settle()
-        gone = self._watch.gone()
-        if gone:
-            raise InvalidUse(gone_sentence(gone))
+        self._attachment.check_present()
         done = int(self._step.controller.state.step)
         early = self.total_steps is not None and done < self.total_steps
         if early:
@@ -416,7 +326,7 @@ class Pruner:
                 "from elsewhere). Evaluate the model again, and fine-tune it under pb.freeze().",
                 stacklevel=2,
             )
-        self._detach()
+        self._attachment.end()
         self._report = report_on(self.model, self.known(), self._resolved.flops)
         for note in self.goal.notes(self._resolved, self.counts()):
             warnings.warn(note, stacklevel=2)
@@ -467,21 +377,7 @@ class Pruner:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``."""
         self._settle()
-        moments, rule = self._step.moments, self._step.controller.rule
-        state = {
-            "version": saved.VERSION,
-            "goal": repr(self.goal),
-            "names": list(self.names),
-            "control": self._step.controller.state.tensors(),
-            # What optimizers that have stepped since the thresholds moved will contribute to their next move.
-            "pending": {} if moments is None or self._shards.group else moments._asdict(),
-            "latents": self.latent_tensors(),
-        }
-        if isinstance(rule, MaskRule):
-            pairs = zip(self.names, self.parameters, rule.masks, strict=True)
-            state["rule"] = rule.state()
-            state["masks"] = {name: like(mask, parameter) for name, parameter, mask in pairs}
-        return state
+        return saved.state_of(self._step, self.goal, self.latent_tensors())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Load the model's own weights before or after; the order does not matter."""
@@ -489,62 +385,15 @@ class Pruner:
             raise InvalidUse("The pruner has finished: finish() let go of what a state would be loaded into.")
         state = saved.checked(state, self.names)
         self._settle()
-        controller, rule = self._step.controller, self._step.controller.rule
-        control = saved.control_of(state, controller.state.tensors())
-        if state.get("latents") == {}:
-            raise InvalidValue("The state was saved after finish() and has no latent weights to go on from.")
-        parameters = dict(zip(self.names, self.parameters, strict=True))
-        saved.check_entries("latents", parameters, state.get("latents"))
-        if isinstance(rule, MaskRule):
-            saved.check_entries("masks", parameters, state.get("masks"))
-        here = repr(self.goal)
-        if state.get("goal", here) != here:  # on purpose, perhaps: to prune a pruned model further
-            warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {here}.", stacklevel=2)
-        with torch.no_grad():
-            ours = self._written_by_us()
-            for name, value in controller.state.tensors().items():
-                value.copy_(control[name])
-            for name, latent in zip(self.names, self._latents(), strict=True):
-                latent.copy_(local(state["latents"][name]))
-            pending = state.get("pending")
-            r = controller.state.r
-            self._step.moments = Moments(**{k: v.to(r) for k, v in pending.items()}) if pending else None
-            if isinstance(rule, MaskRule):
-                rule.load(state["rule"], [local(state["masks"][name]) for name in self.names])
-            self._step.recount_here()
-            self._show_loaded(ours)
-        self._resumption.state_loaded()
-
-    def _written_by_us(self) -> list[bool]:
-        """Return which weights are what this pruner wrote: those say nothing of a model that is to be loaded."""
-        if not self._step.mount.holds_pruned:
-            return []
-        written = shrunk(self._latents(), self._step.controller.state.threshold, self._exponent)
-        return [torch.equal(local(p.detach()), old) for p, old in zip(self.parameters, written, strict=True)]
-
-    def _show_loaded(self, ours: Sequence[bool]) -> None:
-        """Prune at the thresholds that were loaded, where nobody has loaded other weights."""
-        thresholds = self._step.controller.state.threshold
-        self._step.mount.pruned_at(range(len(self.names)), thresholds)
-        if any(ours):
-            loaded = shrunk(self._latents(), thresholds, self._exponent)
-            for parameter, value, own in zip(self.parameters, loaded, ours, strict=True):
-                if own:
-                    local(parameter.detach()).copy_(value)
+        saved.load_into(self._step, self.goal, state)
+        self._attachment.state_loaded()
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        return {name: value for name, value in vars(self).items() if name != "_hooks"}
+        return vars(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on as a copy, or after unpickling: beside the copied optimizers, whose hooks were left behind."""
+        """Go on as a copy, or after unpickling."""
         vars(self).update(state)
-        self._hooks = []
         if not self.finished:
-            self._watch.revive(self.optimizers)
-            self._resumption.watch(self.optimizers)
-            self._attach()
-
-
-def _reusable(patterns: str | Iterable[str] | None) -> str | list[str] | None:
-    return patterns if patterns is None or isinstance(patterns, str) else list(patterns)
+            self._attachment.revive()

@@ -1,7 +1,8 @@
-"""A pruner's saved state: what is in it, how it is checked, and how older versions are read."""
+"""A pruner's saved state: what is in it, how it is checked and taken over, and how older versions are read."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,82 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
+from ..goals.goal import Goal
+from ..kernels import Moments, shrunk
 from ..messages import listed
+from ..sharding import like, local
+from ..thresholds.masks import MaskRule
+from .step import Step
 
 #: 1: until 0.1, some fields of the control later than others. 2: all of them, and the rule's own.
 VERSION = 2
 
 #: What a state of version 1 may lack, and what it stands for then.
 _LATER = {"drift": 0.0, "missed": 0.0, "damping": 1.0}
+
+
+def state_of(step: Step, goal: Goal, latents: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what a resumed run needs."""
+    moments, rule = step.moments, step.controller.rule
+    state = {
+        "version": VERSION,
+        "goal": repr(goal),
+        "names": list(step.names),
+        "control": step.controller.state.tensors(),
+        # What optimizers that have stepped since the thresholds moved will contribute to their next move.
+        "pending": {} if moments is None or step.shards.group else moments._asdict(),
+        "latents": dict(latents),
+    }
+    if isinstance(rule, MaskRule):
+        pairs = zip(step.names, step.parameters, rule.masks, strict=True)
+        state["rule"] = rule.state()
+        state["masks"] = {name: like(mask, parameter) for name, parameter, mask in pairs}
+    return state
+
+
+def load_into(step: Step, goal: Goal, state: Mapping[str, Any]) -> None:
+    """Take over a state that was checked."""
+    controller, rule = step.controller, step.controller.rule
+    control = control_of(state, controller.state.tensors())
+    if state.get("latents") == {}:
+        raise InvalidValue("The state was saved after finish() and has no latent weights to go on from.")
+    parameters = dict(zip(step.names, step.parameters, strict=True))
+    check_entries("latents", parameters, state.get("latents"))
+    if isinstance(rule, MaskRule):
+        check_entries("masks", parameters, state.get("masks"))
+    if state.get("goal", repr(goal)) != repr(goal):  # on purpose, perhaps: to prune a pruned model further
+        warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {goal!r}.", stacklevel=3)
+    with torch.no_grad():
+        ours = _written_by_us(step)
+        for name, value in controller.state.tensors().items():
+            value.copy_(control[name])
+        for name, latent in zip(step.names, step.mount.latents(), strict=True):
+            latent.copy_(local(state["latents"][name]))
+        pending, r = state.get("pending"), controller.state.r
+        step.moments = Moments(**{key: value.to(r) for key, value in pending.items()}) if pending else None
+        if isinstance(rule, MaskRule):
+            rule.load(state["rule"], [local(state["masks"][name]) for name in step.names])
+        step.recount_here()
+        _show_loaded(step, ours)
+
+
+def _written_by_us(step: Step) -> list[bool]:
+    """Return which weights are what this pruner wrote: those say nothing of a model that is to be loaded."""
+    if not step.mount.holds_pruned:
+        return []
+    written = shrunk(step.mount.latents(), step.controller.state.threshold, step.exponent)
+    return [torch.equal(local(p.detach()), old) for p, old in zip(step.parameters, written, strict=True)]
+
+
+def _show_loaded(step: Step, ours: Sequence[bool]) -> None:
+    """Prune at the thresholds that were loaded, where nobody has loaded other weights."""
+    thresholds = step.controller.state.threshold
+    step.mount.pruned_at(range(len(step.names)), thresholds)
+    if any(ours):
+        loaded = shrunk(step.mount.latents(), thresholds, step.exponent)
+        for parameter, value, own in zip(step.parameters, loaded, ours, strict=True):
+            if own:
+                local(parameter.detach()).copy_(value)
 
 
 def checked(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

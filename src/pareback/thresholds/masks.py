@@ -46,6 +46,8 @@ class MaskRule(Rule):
 
     def before_step(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         names = [self._names[i] for i in members]
+        for i, weight in zip(members, weights, strict=True):
+            self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
         masks = [self.masks[i] for i in members]
         view = MaskView(self._step, self._total, names, weights, grads, masks)
         chosen = self._choose(view)
@@ -64,10 +66,6 @@ class MaskRule(Rule):
     def begin(self, weights: Sequence[Tensor]) -> None:
         """Start with masks that keep every weight."""
         self.masks = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
-
-    def follow(self, weights: Sequence[Tensor]) -> None:
-        """Take the masks along where the weights were moved to another device."""
-        self.masks = [mask.to(weight.device) for mask, weight in zip(self.masks, weights, strict=True)]
 
     def state(self) -> dict[str, Tensor]:
         """Return what a resumed run needs."""

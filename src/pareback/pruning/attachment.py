@@ -1,0 +1,167 @@
+"""A pruner's step attached to optimizers: hooks around theirs, and a look at what else happens to the tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..costs.selection import select
+from ..errors import InvalidUse, InvalidValue
+from ..goals.goal import Resolved
+from ..sharding import local
+from .groups import Groups
+from .hooks import StepHooks, check_optimizers
+from .options import active
+from .step import Step
+from .watch import Resumption, Watch, gone_sentence, leave_optimizers_alone, watch_all_optimizers
+
+#: What a user chose tensors by: include, exclude and min_size.
+Choice = tuple[str | list[str] | None, str | list[str] | None, int]
+
+
+class Attachment:
+    """Runs a step inside those of the optimizers, and follows the tensors where others take them over."""
+
+    def __init__(
+        self,
+        step: Step,
+        resolved: Resolved,
+        choice: Choice,
+        threshold_lr: float | None,
+        zeros: int,
+        settle: Callable[[], None],
+        repeats_closures: bool,
+    ) -> None:
+        self._step, self._resolved, self._choice, self._threshold_lr = step, resolved, choice, threshold_lr
+        self._settle, self._repeats_closures = settle, repeats_closures
+        optimizers = step.groups.optimizers
+        self._watch = Watch(resolved.model, step.names, step.parameters, optimizers)
+        self._resumption = Resumption(optimizers, zeros, sum(resolved.sizes))
+        self._hooks: list[StepHooks] = []
+        self._attach()
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The pruned tensors."""
+        return self._step.parameters
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_hooks": []}  # a copied optimizer has left its hooks behind
+
+    def revive(self) -> None:
+        """Go on as a copy, or after unpickling: beside the copied optimizers."""
+        self._watch.revive(self._step.groups.optimizers)
+        self._resumption.watch(self._step.groups.optimizers)
+        self._attach()
+
+    def _attach(self) -> None:
+        self._hooks = [
+            StepHooks(
+                one,
+                lambda k=k, one=one: self.before(k, one),  # type: ignore[misc]
+                lambda k=k: self.after(k),  # type: ignore[misc]
+                self._settle,
+                self._repeats_closures,
+            )
+            for k, one in enumerate(self._step.groups.optimizers)
+        ]
+        active.add(self)
+        watch_all_optimizers()
+
+    def end(self) -> None:
+        """Detach from the optimizers."""
+        for hooks in self._hooks:
+            hooks.remove()
+        self._resumption.end()
+        active.discard(self)
+        leave_optimizers_alone()
+
+    # -- the optimizers' steps ---------------------------------------------------------------------------------------
+
+    def before(self, part: int, optimizer: Optimizer) -> None:
+        """Notice what has changed, and let the optimizer see latent weights."""
+        if self._step.groups.changed():
+            self._regroup()
+        self._watch.warn_of_gone()
+        if self._resumption.is_due():
+            self._check_resumed()
+        self._step.before(part, optimizer)
+
+    def after(self, part: int) -> None:
+        """Prune what the optimizer made of them."""
+        self._step.after(part)
+        if len(self._step.held) > 1:
+            self._watch.count_step(part, self._step.leader, self._step.groups.parts)
+
+    # -- what is noticed ---------------------------------------------------------------------------------------------
+
+    def state_loaded(self) -> None:
+        """The pruner's own state was loaded: the training is resumed as it should be."""
+        self._resumption.state_loaded()
+
+    def warn_of_gone(self) -> None:
+        """Warn where the model has other tensors than those that are pruned."""
+        self._watch.warn_of_gone()
+
+    def check_present(self) -> None:
+        """Refuse a model that has other tensors than those that are pruned."""
+        gone = self._watch.gone()
+        if gone:
+            raise InvalidUse(gone_sentence(gone))
+
+    def notice(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer that is about to step: where it moves pruned tensors, pruning goes on with it."""
+        optimizers, parts = self._step.groups.optimizers, self._step.groups.parts
+        if any(one is optimizer for one in optimizers) or self._watch.is_stranger(optimizer):
+            return
+        check_optimizers(optimizer, self._repeats_closures)
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        ours = [{id(self.parameters[i]) for i in members} for members in parts]
+        if any(mine & moved and not mine <= moved for mine in ours):
+            raise InvalidUse(
+                "A new optimizer moves some of the tensors that another one moves and that are pruned there. Give it "
+                "all of them, or build the pruner anew with both."
+            )
+        self._settle()
+        left = [one for one, mine in zip(optimizers, ours, strict=True) if not mine & moved]
+        self.end()
+        self._divide([*left, optimizer])
+        self.revive()
+        warnings.warn(
+            f"A new {type(optimizer).__name__} moves the pruned tensors, which the pruner was not built with. Pruning "
+            "goes on with it; the ramp and total_steps stay as they were.",
+            stacklevel=2,
+        )
+
+    def _regroup(self) -> None:
+        """Divide the tensors anew: an optimizer has other parameter groups than before."""
+        optimizers = self._step.groups.optimizers
+        self._divide(optimizers)
+        try:
+            chosen = [(s.name, s.parameter) for s in select(self._resolved.model, *self._choice)]
+        except InvalidValue:  # of tensors that were named and are frozen now
+            chosen = []
+        self._watch.warn_of_added(optimizers, chosen)
+
+    def _divide(self, optimizers: Sequence[Optimizer]) -> None:
+        state, rule = self._step.controller.state, self._step.controller.rule
+        selected = self._resolved.selected
+        self._step.divide(Groups(selected, optimizers, self._threshold_lr, state.r, rule.plain_gradients))
+
+    def _check_resumed(self) -> None:
+        tensors = [local(p.detach()) for p in self.parameters]
+        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        ramps = self._step.controller.ramp_steps > 0 and self._step.mount.holds_pruned
+        with torch.no_grad():
+            nonzeros = sum(int(t.count_nonzero()) for t in tensors) if ramps else 1
+        self._resumption.check(nonzeros, int(self._step.counts_here()[0].sum()) if ramps else 0)
+
+
+def reusable(patterns: str | Iterable[str] | None) -> str | list[str] | None:
+    """Return patterns that can be gone through more than once."""
+    return patterns if patterns is None or isinstance(patterns, str) else list(patterns)
