@@ -58,13 +58,19 @@ class Engine:
         """Return what the model returns, for a batch of any size; inputs by position or by name, as the model takes."""
         if named or len(inputs) != self._positional:
             inputs = self._captured.call.in_order(inputs, named)
-        if torch.is_inference_mode_enabled():
+        if not torch.is_grad_enabled():
             return self._answer(inputs)
-        with torch._C._InferenceMode(True):  # torch.inference_mode takes as long as a small layer
+        # Not inference mode, whose tensors nobody may change; and torch.no_grad takes as long as a small layer.
+        torch._C._set_grad_enabled(False)
+        try:
             return self._answer(inputs)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     def _answer(self, inputs: tuple[Tensor, ...]) -> Any:
         self._check(inputs)
+        if any(x.is_neg() for x in inputs):  # a view that says "negative" and holds the opposite
+            inputs = tuple(x.resolve_neg() for x in inputs)
         batch = inputs[0].shape[0]
         if batch == 0:
             return self._densely(inputs)
@@ -203,13 +209,14 @@ def compile(
     number = _checked(threads)
     example = example_of(model, example_inputs)
     _warn_of_other_types(model)
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}  # a batch norm may be frozen in a model that trains
     model.eval()
     try:
         with torch.no_grad():
             engine = Engine(capture(model, example), number)
     finally:
-        model.train(was_training)
+        for module, training in modes.items():
+            module.training = training
     engine(*example.args, **example.named)
     return engine
 

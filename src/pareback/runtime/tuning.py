@@ -184,7 +184,8 @@ class Tuner:
     """Tries and remembers. One file per machine; a broken or read-only one is ignored."""
 
     def __init__(self) -> None:
-        folder = Path(os.environ.get("PAREBACK_CACHE", Path.home() / ".cache" / "pareback"))
+        given = os.environ.get("PAREBACK_CACHE")
+        folder = Path(given) if given else Path.home() / ".cache" / "pareback"
         self._file = folder / f"tuning-{platform.machine()}.json"
         self._known = _read(self._file)
         self._new = False
