@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import pareback as pb
 from pareback.runtime.layout import Grid, Layout
 from pareback.runtime.tuning import Choice, Layer
 from pareback.runtime.weights import Taps, nonzeros
@@ -49,3 +53,49 @@ def test_lists_hold_every_weight(block: int) -> None:
                 tap = (offsets == flat[place]).nonzero().item()
                 found[out, int(tap)] = flat[value : value + 1].view(torch.float32)
     assert torch.equal(found, weight.flatten(1))
+
+
+FORGED = {
+    "a tile that does not exist": [False, 5, 9, 16, 32],
+    "no tile": [False, 0, 0, 16, 32],
+    "more channels than there are": [False, 1, 4, 4096, 32],
+    "no channels": [False, 1, 4, 0, 0],
+    "negative": [False, -1, 4, -8, -1],
+    "dense where it is not": [True, 16, 1, 0, 0],
+    "halves": [False, 1.5, 4, 16.5, 32],
+    "huge": [False, 1, 4, 16, 2**40],
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_cache_is_tuned_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that no layer here would try gave errors of 1e16 or ended the process; they are not used."""
+    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)).eval()
+    pb.prune_(model, pb.Budget(sparsity=0.9))
+    x = torch.randn(2, 8, 12, 12)
+    pb.compile(model, x, threads=1)
+    (file,) = tmp_path.glob("tuning-*.json")
+    content = json.loads(file.read_text())
+    assert content["version"] == 2
+    assert content["processor"]
+    content["choices"] = dict.fromkeys(content["choices"], FORGED[name])
+    file.write_text(json.dumps(content))
+    with torch.no_grad():
+        torch.testing.assert_close(pb.compile(model, x, threads=1)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"version": 1}, {"processor": "another one"}, {"choices": 3}])
+def test_a_cache_from_elsewhere_is_left_alone(change: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version, another processor or no choices: everything is tuned, and written anew."""
+    monkeypatch.setenv("PAREBACK_CACHE", str(tmp_path))
+    model, x = nn.Conv2d(8, 16, 3), torch.randn(1, 8, 10, 10)
+    pb.prune_(model, pb.Budget(sparsity=0.9))
+    pb.compile(model, x, threads=1)
+    (file,) = tmp_path.glob("tuning-*.json")
+    good = json.loads(file.read_text())
+    file.write_text(json.dumps({**good, **change}))
+    pb.compile(model, x, threads=1)
+    assert json.loads(file.read_text()).keys() == good.keys()
+    assert json.loads(file.read_text())["choices"].keys() == good["choices"].keys()

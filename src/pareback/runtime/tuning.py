@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -40,6 +41,21 @@ _PORTIONS = (1, 2, 4)
 _TOGETHER = 4
 #: So many products of lane vectors are enough to time a layer by: about half a millisecond.
 _TO_TIME = 2**20
+
+
+#: Of the file that remembers.
+_VERSION = 2
+
+
+@functools.cache
+def _processor() -> str:
+    """Return this machine's processor by name: what is fastest on one is not on another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)
@@ -150,6 +166,16 @@ class Layer:
             for number in _PORTIONS:
                 yield replace(choice, chunk=-(-channels // (threads * number)))
 
+    def allows(self, choice: Choice, threads: int) -> bool:
+        """Whether a choice is one of those that would be tried here: any other may read and write anywhere."""
+        tried = list(self.choices())
+        if choice.dense or not any(choice.tile == one.tile and not one.dense for one in tried):
+            return choice in tried
+        channels = self.target.channels
+        chunks = {channels, *(-(-channels // (threads * number)) for number in _PORTIONS)}
+        chunks |= {_CHUNK} if channels > _CHUNK else set()
+        return choice.block in self._blocks() and choice.chunk in chunks
+
     def sample(self, choice: Choice) -> tuple[int, float]:
         """Return how many rows to time a way by, in whole tiles, and how many times as long all of them take."""
         height = self.target.tile_height
@@ -193,7 +219,7 @@ class Tuner:
     def choose(self, layer: Layer, threads: int) -> Choice:
         """Return the fastest way found for a layer on so many threads."""
         key = layer.key(threads)
-        if key not in self._known:
+        if key not in self._known or not layer.allows(self._known[key], threads):
             self._known[key] = self._fastest(layer, threads)
             self._new = True
         return self._known[key]
@@ -217,7 +243,8 @@ class Tuner:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(json.dumps({k: [c.dense, *c.tile, c.block, c.chunk] for k, c in self._known.items()}))
+            choices = {k: [c.dense, *c.tile, c.block, c.chunk] for k, c in self._known.items()}
+            temporary.write_text(json.dumps({"version": _VERSION, "processor": _processor(), "choices": choices}))
             temporary.replace(self._file)
         except OSError:
             return
@@ -271,8 +298,12 @@ def _fastest_together(layer: Layer, choices: Iterable[Choice], arena: torch.Tens
 
 
 def _read(path: Path) -> dict[str, Choice]:
+    """Return what was found here before; nothing of another version or processor, or where the file is broken."""
     try:
         content = json.loads(path.read_text())
-        return {key: Choice(bool(v[0]), (int(v[1]), int(v[2])), int(v[3]), int(v[4])) for key, v in content.items()}
+        if (content["version"], content["processor"]) != (_VERSION, _processor()):
+            return {}
+        choices = content["choices"].items()
+        return {key: Choice(bool(v[0]), (int(v[1]), int(v[2])), int(v[3]), int(v[4])) for key, v in choices}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
