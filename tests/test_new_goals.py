@@ -154,3 +154,28 @@ def test_checkpoints_and_copies_go_on_bit_for_bit(goal: pb.Goal) -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], value)
         assert torch.equal(twin[0].state_dict()[name], value)
+
+
+@dataclass(frozen=True)
+class OnceAtThree(MaskGoal):
+    """Halves every tensor before the fourth step."""
+
+    def masks(self, view: Any) -> Sequence[Tensor] | None:
+        return [w.abs() > w.abs().median() for w in view.weights] if view.step == 3 else None
+
+
+def test_steps_of_a_mask_goal_are_rounds() -> None:
+    """With two optimizers both parts are asked at the same step, once a round."""
+    for parts in (1, 2):
+        model = network()
+        halves = [list(model[0].parameters()), [*model[2].parameters(), *model[4].parameters()]]
+        groups = [list(model.parameters())] if parts == 1 else halves
+        optimizers = [torch.optim.SGD(group, lr=0.1) for group in groups]
+        pruner = pb.Pruner(model, optimizers, OnceAtThree())
+        for step in range(5):
+            x = torch.randn(8, 20, generator=torch.Generator().manual_seed(step))
+            model.zero_grad()
+            model(x).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            assert pruner.counts() == ([640, 1024] if step >= 3 else [1280, 2048])

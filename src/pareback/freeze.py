@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,20 @@ class Frozen:
         self._weights = list(weights.values())
         self._zeros = [local(p.detach()) == 0 for p in self._weights]
         self.names = list(weights)
-        self._hooks = [StepHooks(one, self._mask_gradients, self._mask_weights) for one in optimizers]
+        self._optimizers = list(optimizers)
+        self._attach()
+
+    def _attach(self) -> None:
+        self._hooks = [StepHooks(one, self._mask_gradients, self._mask_weights) for one in self._optimizers]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_hooks": None if self._hooks else []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on as a copy, or after unpickling: beside the copied optimizers, which left their hooks behind."""
+        vars(self).update(state)
+        if self._hooks is None:
+            self._attach()
 
     def _mask_gradients(self) -> None:
         # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
@@ -39,6 +53,7 @@ class Frozen:
         """Let the zeros train again; twice is harmless."""
         for hooks in self._hooks:
             hooks.remove()
+        self._hooks = []
 
     def __enter__(self) -> Frozen:
         return self

@@ -13,7 +13,7 @@ from .costs.selection import MIN_SIZE
 from .errors import InvalidValue
 from .goals.goal import Goal, checked_goal
 from .messages import suggests_options
-from .pruning.options import check_shrink
+from .pruning.options import check_shrink, pruned_here
 from .report import Known, Report, report_on
 from .sharding import Shards, local
 from .thresholds.search import counter, land_one
@@ -55,6 +55,7 @@ def prune_(
         fewer = counter(tensors, exponent, shards)(landing.high)
         for i, tensor in enumerate(tensors):
             tensor.copy_(land_one(i, tensor, landing, exponent, shards))
+    pruned_here.add(model)
     for note in goal.notes(resolved, [n + extra for n, extra in zip(fewer, landing.extra, strict=True)]):
         warnings.warn(note, stacklevel=3)
     return report_on(model, {id(p): Known() for p in resolved.parameters}, resolved.flops)

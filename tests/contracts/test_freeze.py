@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +229,25 @@ def test_it_works_with_a_closure_and_in_half_precision() -> None:
     for _ in range(5):
         optimizer.step(closure)
     assert all(not p[zeros[name]].any() for name, p in model.named_parameters() if name in zeros)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
+def test_a_copy_stays_frozen(copied):
+    """A copy of model, optimizer and freeze keeps its zeros by itself; one that was ended stays ended."""
+    model = network()
+    pb.prune_(model, pb.Budget(sparsity=0.9))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    frozen = pb.freeze(model, optimizer)
+    twin, own, held = copied((model, optimizer, frozen))
+    names = ["0.weight", "2.weight"]
+
+    def kept(model):
+        return [int(model.get_parameter(name).count_nonzero()) for name in names]
+
+    before = kept(twin)
+    train(twin, own, 5)
+    assert kept(twin) == before
+    held.remove()
+    train(twin, own, 5)
+    assert kept(twin) != before
+    assert kept(model) == before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +134,78 @@ def test_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looked) == 1
     run(changed_data)
     assert len(looked) == 3
+
+
+@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+def test_gradients_may_be_gone_after_the_step(mount: Any) -> None:
+    """An optimizer that lets go of gradients as it steps: nobody may look where they were.
+
+    Large odd tensors, whose memory goes back to the system at once, so that a look there ends the process.
+    """
+    program = (
+        "import torch, pareback as pb\n"
+        "class Frees(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        super().step(closure)\n"
+        "        self.zero_grad()\n"
+        "model = torch.nn.Linear(1501, 1501)\n"
+        "optimizer = Frees(model.parameters(), lr=0.1)\n"
+        f"pruner = pb.{mount.__name__}(model, optimizer, pb.Budget(sparsity=0.9), total_steps=4)\n"
+        "for _ in range(4):\n"
+        "    model(torch.randn(4, 1501)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "print(pruner.finish().pruned_nonzeros)\n"
+    )
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "225300\n", (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("taken", [[0], [0, 1]], ids=["one of two", "both"])
+def test_parts_that_become_other_tensors(taken: list[int]) -> None:
+    """A new optimizer takes over one of two parts, whose numbers change: weights and counts go on together."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=False))
+    weights = [layer.weight for layer in model]
+    old = [torch.optim.SGD([weight], lr=0.05) for weight in weights]
+    pruner = pb.Pruner(model, old, pb.Budget(sparsity=0.9), total_steps=40)
+
+    def rounds(number: int, optimizers: list[torch.optim.Optimizer]) -> None:
+        for _ in range(number):
+            model.zero_grad()
+            (model(torch.randn(8, 40)) - 1).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            assert pruner.counts() == [int(weight.count_nonzero()) for weight in weights]
+
+    rounds(10, old)
+    new = torch.optim.SGD([weights[i] for i in taken], lr=0.05)
+    with pytest.warns(UserWarning, match="goes on"):
+        rounds(1, [new, *(old[i] for i in (0, 1) if i not in taken)])
+    rounds(29, [new, *(old[i] for i in (0, 1) if i not in taken)])
+    assert pruner.finish().pruned_nonzeros == 320
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_channels_last_after_the_pruner_was_built(make: Any) -> None:
+    """Latent weights take the new order in memory, too: fused optimizers walk through it without looking."""
+
+    def trained(late: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
+        if not late:
+            model.to(memory_format=torch.channels_last)
+        options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+        optimizer = make(model.parameters(), lr=0.01, fused=True, **options)
+        pb.Pruner(model, optimizer, pb.Budget(sparsity=0.5), total_steps=8)
+        model.to(memory_format=torch.channels_last)
+        for step in range(8):
+            x = torch.randn(4, 8, 8, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x.to(memory_format=torch.channels_last)).square().mean().backward()
+            optimizer.step()
+        return copied(model)
+
+    early, late = trained(False), trained(True)
+    for name, value in early.items():
+        torch.testing.assert_close(late[name], value, rtol=1e-4, atol=1e-6)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import pickle
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -757,3 +759,77 @@ def test_finishing_early_is_said_once(steps: int, mount: Any) -> None:
     assert len(messages) == 1
     assert f"after {steps} of {TOTAL} steps" in messages[0]
     assert sum(nonzeros(model)) == KEPT
+
+
+# ---------------------------------------------------------------- what a review found
+
+
+def test_a_pruner_that_nobody_can_reach_is_in_nobodys_way() -> None:
+    """A function that failed and is tried again: the pruner of the first try is garbage, and not at work."""
+    model = network()
+
+    def attempt() -> None:
+        pb.Pruner(model, sgd(model.parameters()), GOAL, total_steps=TOTAL)
+
+    attempt()
+    attempt()
+    kept = sgd(model.parameters())
+    pb.Pruner(model, kept, GOAL, total_steps=TOTAL)
+    with pytest.raises(pb.UserError, match="being pruned by another pruner already"):
+        attempt()
+
+
+@pytest.mark.parametrize("what", ["finish", "copy"])
+def test_within_latents_there_is_no_end_and_no_copy(what: str) -> None:
+    """The weights are not the pruned ones there: a sentence says so, and everything goes on afterwards."""
+    model, optimizer, pruner = in_training()
+    with pruner.latents(), pytest.raises(pb.UserError, match=r"inside pruner\.latents\(\)"):
+        pruner.finish() if what == "finish" else copy.deepcopy((model, optimizer, pruner))
+    train(model, optimizer, batches(TOTAL)[25:])
+    assert pruner.finish().pruned_nonzeros == KEPT
+
+
+def test_pruning_further_after_finish_is_silent() -> None:
+    """A second pruner on the same model and optimizer: its zeros were made here, and nothing was loaded."""
+    model, optimizer, pruner = in_training(steps=TOTAL)
+    pruner.finish()
+    with heard() as said:
+        further = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=20)
+        train(model, optimizer, batches(20, seed=3))
+    assert said == []
+    assert further.finish().pruned_nonzeros == 332
+
+
+def test_a_scheduler_over_the_hooks_holds_no_finished_pruner() -> None:
+    """A scheduler built after the pruner wraps the optimizer's step once more, and keeps what it wrapped."""
+    model, optimizer, pruner = in_training()
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    train(model, optimizer, batches(TOTAL)[25:])
+    pruner.finish()
+    watched = weakref.ref(pruner)
+    del pruner
+    gc.collect()
+    assert watched() is None
+    train(model, optimizer, batches(2))
+
+
+class Whole(torch.optim.SGD):
+    """An optimizer whose copies take everything along."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+
+def test_a_copied_step_steps_the_copy() -> None:
+    """Even where the copy took our guard along, which is bound to it then."""
+    model = network()
+    optimizer = Whole(model.parameters(), lr=0.05)
+    pb.Pruner(model, optimizer, GOAL, total_steps=TOTAL)
+    twin = copy.deepcopy(optimizer)
+    before = copied(model)
+    for parameter in twin.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    values = [p.detach().clone() for p in twin.param_groups[0]["params"]]
+    twin.step()
+    assert_same(copied(model), before)
+    assert all(not torch.equal(old, new) for old, new in zip(values, twin.param_groups[0]["params"], strict=True))

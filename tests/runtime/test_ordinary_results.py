@@ -70,3 +70,39 @@ def test_a_cache_is_enough_where_there_is_no_home(tmp_path: object) -> None:
     environment = {"PAREBACK_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout == "(4, 64)\n", done.stderr
+
+
+MODELS = {
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1)),
+        (3, 10, 10),
+    ),
+    "linear layers": (lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), (64,)),
+    "pooling": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3)),
+        (3, 12, 12),
+    ),
+    "a whole image's mean": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)),
+        (3, 12, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_not_finite_comes_out_as_in_eager(name: str, value: float) -> None:
+    """A broken input is a broken answer, not a plausible one: it came out finite, as zeros are skipped."""
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    model = make().eval()
+    pb.prune_(model, pb.Budget(sparsity=0.9), include="*.weight")
+    engine = pb.compile(model, torch.randn(2, *shape), threads=1)
+    engine._dense = dict.fromkeys((1, 2, 3), False)  # as if the engine had been timed faster
+    for batch in (1, 2, 3):
+        x = torch.randn(batch, *shape)
+        x[-1].flatten()[5] = value
+        with torch.no_grad():
+            wanted = model(x)
+        assert not bool(wanted.isfinite().all())
+        torch.testing.assert_close(engine(x), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)

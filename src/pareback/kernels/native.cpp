@@ -181,6 +181,7 @@ EXPORT void pareback_pass(const Row* table, int64_t count, int32_t bf16, const v
   for (int64_t i = 0; i < count; ++i) {
     const float threshold = number(thresholds, i, wide != 0);
     tensors[i] = Tensor{table[i], threshold, edges == nullptr ? threshold : number(edges, i, wide != 0)};
+    if (options->pass != kAdopt && options->pass != kMeasure) tensors[i].grad = nullptr;  // it may be gone by now
   }
   run_pass(tensors, bf16 != 0, *options, threads, results);
 }
@@ -198,6 +199,7 @@ EXPORT int32_t pareback_step(const Row* table, int32_t bf16, const Control* cont
       if (!open[i]) continue;
       which.push_back(i);
       tensors.push_back(Tensor{table[i], static_cast<float>(thresholds[i]), static_cast<float>(edges[i])});
+      tensors.back().grad = nullptr;  // the optimizer's step may have let go of it
     }
     std::vector<double> results(5 * tensors.size());
     const bool write = prune && count > 0 && table[0].weight != nullptr;

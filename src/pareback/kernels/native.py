@@ -113,10 +113,6 @@ class Table:
         self.bf16 = latents[0].dtype == torch.bfloat16
         self._grads = none
 
-    @property
-    def address(self) -> int:
-        return self.rows.data_ptr()
-
     def point_to(self, grads: Sequence[Tensor | None]) -> None:
         """Take over where the gradients of this step are."""
         found = [0 if grad is None else grad.data_ptr() for grad in grads]
@@ -185,7 +181,7 @@ class Prepared:
 def step(prepared: Prepared, control: ctypes.Structure, moments: Tensor, go: bool, scale: float) -> bool:
     """Move thresholds by what was measured and prune, in one call; see control.h. Return whether a floor broke."""
     broken: int = _native.pareback_step(
-        ctypes.c_void_p(prepared.table.address),
+        ctypes.c_void_p(prepared.table.rows.data_ptr()),
         prepared.table.bf16,
         ctypes.byref(control),
         ctypes.c_void_p(moments.data_ptr()),

@@ -148,6 +148,7 @@ class Attachment:
         self._watch.warn_of_added(optimizers, chosen)
 
     def _divide(self, optimizers: Sequence[Optimizer]) -> None:
+        self._step.settle()
         state, rule = self._step.controller.state, self._step.controller.rule
         selected = self._resolved.selected
         self._step.divide(Groups(selected, optimizers, self._threshold_lr, state.r, rule.plain_gradients))

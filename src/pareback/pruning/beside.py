@@ -74,6 +74,8 @@ class BesideOptimizer:
         for i, home in zip(members, homes, strict=True):
             if self._latents[i].device != home.device or self._latents[i].dtype != home.dtype:
                 self._follow(i, home, thresholds[i])
+            if self._latents[i].stride() != home.stride():  # to channels_last: fused optimizers walk through memory
+                self._latents[i] = torch.empty_like(home).copy_(self._latents[i])
         latents = [self._latents[i] for i in members]
         self._ready[part] = _Ready(
             parameters=parameters,
@@ -93,6 +95,10 @@ class BesideOptimizer:
         self._latents[i] = latent.to(weight)
         again = shrink(self._latents[i], threshold.to(weight.device), self._exponent)
         weight.copy_(torch.where(weight == written, again, weight))
+
+    def forget(self) -> None:
+        """Look everything up anew: parts are other tensors now. None of them shows latent weights."""
+        self._ready = {}
 
     def show_latents(self, part: int) -> None:
         """Let the parameters of one optimizer show latent weights. Its tensors have been looked up."""

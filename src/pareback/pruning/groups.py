@@ -65,8 +65,8 @@ class Groups:
         """Whether an optimizer has other parameter groups than when the tensors were divided among them."""
         return self._shape != self._present_shape()
 
-    def _present_shape(self) -> list[int]:
-        return [len(group["params"]) for one in self.optimizers for group in one.param_groups]
+    def _present_shape(self) -> list[tuple[int, Any]]:
+        return [(len(group["params"]), group.get("maximize")) for one in self.optimizers for group in one.param_groups]
 
     def read(self) -> Rates:
         """Return the present rates, without waiting for the device."""

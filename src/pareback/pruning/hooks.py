@@ -46,6 +46,7 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
         self._failed = None
+        self._before = self._after = _nothing  # what a scheduler has wrapped stays, and holds nobody
         mine = vars(self._optimizer)
         if self._guarded_step is not None and mine.get("step") is self._guarded_step:  # else somebody wrapped it
             del mine["step"]
@@ -58,11 +59,12 @@ class StepHooks:
         As a method of the instance, which is what learning-rate schedulers make of it, too.
         """
         plain = self._plain_step
+        function = getattr(plain, "__func__", None)  # of a copy's class as well; a scheduler's is bound to its own
 
-        @functools.wraps(getattr(plain, "__func__", plain))
+        @functools.wraps(function or plain)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             try:
-                return plain(*args, **kwargs)
+                return plain(*args, **kwargs) if function is None else function(optimizer, *args, **kwargs)
             except BaseException:
                 if self._failed is not None:
                     self._failed()
@@ -72,6 +74,8 @@ class StepHooks:
         vars(self._optimizer)["step"] = self._guarded_step
 
     def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if optimizer is not self._optimizer:  # a copy that took the hooks along
+            return None
         _move(optimizer._optimizer_step_post_hooks, self._handles[1].id, last=False)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -86,6 +90,8 @@ class StepHooks:
         return args, {**kwargs, "closure": wrapped}
 
     def _post(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if optimizer is not self._optimizer:
+            return
         with torch.no_grad():
             self._after()
         # A hook registered later than ours runs once before it is overtaken: the dictionary may not change while
@@ -110,6 +116,10 @@ class StepHooks:
 
         closure_then_before._follows = self  # type: ignore[attr-defined]
         return closure_then_before
+
+
+def _nothing() -> None:
+    """What is left of hooks that were removed."""
 
 
 def _move(hooks: Any, key: int, last: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 #: The pruners at work, so that no two fight over a parameter. Weak references to the parameters themselves would keep
 #: torch.utils.swap_tensors from working on them.
 active: weakref.WeakSet[Attachment] = weakref.WeakSet()
+#: The models that were pruned to their end in this process: their zeros are no surprise.
+pruned_here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def check_shrink(shrink: str) -> float:
@@ -74,13 +77,20 @@ def check_threshold_lr(multiple: float | None) -> None:
 
 def check_unowned(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
     """Refuse parameters that another pruner is at work on."""
-    owned = {id(p) for pruner in active for p in pruner.parameters}
-    taken = [name for name, p in zip(names, parameters, strict=True) if id(p) in owned]
+    taken = _taken(names, parameters)
+    if taken:
+        gc.collect()  # a pruner that nobody can reach any more is at work on nothing
+        taken = _taken(names, parameters)
     if taken:
         raise InvalidValue(
             f"{listed(taken)} is being pruned by another pruner already. Call its finish() first, or leave the tensor "
             f"out with exclude=[{taken[0]!r}]."
         )
+
+
+def _taken(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[str]:
+    owned = {id(p) for pruner in active for p in pruner.parameters}
+    return [name for name, p in zip(names, parameters, strict=True) if id(p) in owned]
 
 
 def check_dense_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:

@@ -107,6 +107,10 @@ class InForward:
             known = self._sweeps[part] = (where, Sweep(None, latents, self._exponent))
         return known[1]
 
+    def forget(self) -> None:
+        """Look everything up anew: parts are other tensors now."""
+        self._sweeps = {}
+
     def show_latents(self, part: int) -> None:
         """Nothing to do: the parameters are the latent weights."""
 

@@ -32,6 +32,7 @@ from .options import (
     check_unowned,
     checked_share,
     checked_total,
+    pruned_here,
     ramp_steps,
 )
 from .step import Mount, Step
@@ -118,7 +119,7 @@ class Pruner:
         # Everything that can be refused has been; from here on the model changes.
         with torch.no_grad():
             tensors = [local(p.detach()) for p in self.parameters]
-            zeros = sum(t.numel() - int(t.count_nonzero()) for t in tensors)
+            zeros = 0 if model in pruned_here else sum(t.numel() - int(t.count_nonzero()) for t in tensors)
             state = self._start(tensors, 0.0 if growing else 1.0)
             extremes = goal.extremes_of(resolved, state.r)
             controller = Controller(rule, resolved.sizes, resolved.ranges, state, growing, extremes)
@@ -304,6 +305,7 @@ class Pruner:
             return self._report
         from ..report import report_on
 
+        self._refuse_within_latents("finish()")
         self._settle()
         self._attachment.check_present()
         done = int(self._step.controller.state.step)
@@ -327,6 +329,7 @@ class Pruner:
                 stacklevel=2,
             )
         self._attachment.end()
+        pruned_here.add(self.model)
         self._report = report_on(self.model, self.known(), self._resolved.flops)
         for note in self.goal.notes(self._resolved, self.counts()):
             warnings.warn(note, stacklevel=2)
@@ -388,7 +391,12 @@ class Pruner:
         saved.load_into(self._step, self.goal, state)
         self._attachment.state_loaded()
 
+    def _refuse_within_latents(self, what: str) -> None:
+        if self._looking:
+            raise InvalidUse(f"{what} was asked for inside pruner.latents(). Leave the block first.")
+
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_within_latents("A copy of the pruner")
         self._settle()
         return vars(self)
 

@@ -40,6 +40,7 @@ class Mount(Protocol):
 
     def latents(self) -> list[Tensor]: ...
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep: ...
+    def forget(self) -> None: ...
     def show_latents(self, part: int) -> None: ...
     def hide_latents(self, part: int, members: Sequence[int]) -> bool: ...
     def carry(self, part: int, members: Sequence[int], thresholds: Tensor) -> None: ...
@@ -71,6 +72,7 @@ class Step:
     def divide(self, groups: Groups) -> None:
         """Take over how tensors are divided among optimizers, at the beginning or where that changed."""
         self.groups = groups
+        self.mount.forget()
         self.held = [False] * len(groups.parts)  # per optimizer: whether its parameters hold latent weights
         # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
         self.leader = max(k for k, members in enumerate(groups.parts) if members)
@@ -110,7 +112,8 @@ class Step:
             self.moments = self._merged(part, self._measured(part, sweep, grads, scaled_by))
         rule = self.controller.rule
         if isinstance(rule, MaskRule):
-            rule.before_step(members, sweep.latents, grads)
+            skipped = self._skipped is not None and bool(self._skipped)
+            rule.before_step(members, sweep.latents, grads, part == self.leader and not skipped)
         self.mount.show_latents(part)
         self.held[part] = True
 
@@ -223,20 +226,19 @@ class Step:
         assert self._scale is not None
         members, step = self.groups.parts[part], self._native
         if not in_place:  # the optimizer gave its parameters other memory
-            step.look_at(self.mount.sweep(part, members, self.controller.state.threshold))
-        self.held[part] = False
+            step.look_at(self.mount.sweep(part, members, self.controller.state.threshold).prepared)
         self.groups.read()  # into the numbers that the library reads
         go = self._skipped is None or not bool(self._skipped)
         broken = step.advance(go, self._scale)
-        self._scale = None
+        self.held[part], self._scale = False, None  # last: an interrupt before this is mended by settle()
         self.mount.pruned_at(members, self.controller.state.threshold)
         if broken:
             self._rescue(part)
 
     def _after_graphed(self, part: int, graphed: GraphedStep) -> None:
-        self.held[part] = self._replayed = False
         self.groups.read_into()
         graphed.advance()
+        self.held[part] = self._replayed = False
         self.mount.pruned_at(self.groups.parts[part], self.controller.state.threshold)
 
     def _advance(self, moments: Moments) -> Cut:

@@ -50,8 +50,9 @@ class Watch:
         self._strangers = weakref.WeakKeyDictionary()
 
     def revive(self, optimizers: Sequence[Optimizer]) -> None:
-        """Look again after a copy was made, whose objects are others."""
+        """Look again after a copy was made, whose objects are others, or where optimizers have changed."""
         self._find_places()
+        self._steps = [0] * len(optimizers)
         self._in_optimizers = _ids(optimizers)
 
     def _find_places(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import statistics
@@ -23,7 +24,7 @@ from .images import Chain
 from .joining import joined
 from .operations import Name, reads
 from .order import last_readers
-from .quiet import wait_for_rest
+from .quiet import quiet, wait_for_rest
 from .reporting import EngineReport, report_on
 from .stages import TRIALS, Between, Plain
 
@@ -72,7 +73,7 @@ class Engine:
         if any(x.is_neg() for x in inputs):  # a view that says "negative" and holds the opposite
             inputs = tuple(x.resolve_neg() for x in inputs)
         batch = inputs[0].shape[0]
-        if batch == 0:
+        if batch == 0 or not all(map(_is_finite, inputs)):
             return self._densely(inputs)
         if batch not in self._dense:
             with self._deciding:
@@ -153,6 +154,20 @@ class Engine:
             if len(times[True]) > 2 and _is_clear(times[False][1:], times[True][1:]):
                 break
         return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+
+
+def _is_finite(x: Tensor) -> bool:
+    """Whether an input has neither NaN nor infinity, with which skipping products with zeros would not be exact.
+
+    Their sum says so in one pass; one that overflows is taken for infinite, and answered by PyTorch as well.
+
+    >>> _is_finite(torch.ones(3)), _is_finite(torch.tensor([1.0, torch.nan])), _is_finite(torch.tensor([3]))
+    (True, False, True)
+    """
+    if not x.is_floating_point():
+        return True
+    with quiet():
+        return math.isfinite(x.sum().item())
 
 
 def _rounds(times: list[float]) -> int:

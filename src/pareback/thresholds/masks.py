@@ -19,7 +19,7 @@ from .controller import Rule, View
 class MaskView:
     """What a method may look at when it chooses masks: before a step of the optimizer, with the dense gradients."""
 
-    step: int  #: steps taken so far
+    step: int  #: steps taken so far; of several optimizers, rounds
     total_steps: int | None
     names: Sequence[str]
     weights: Sequence[Tensor]  #: this process's; zero outside the mask
@@ -44,14 +44,17 @@ class MaskRule(Rule):
     def move(self, view: View) -> Tensor:
         return -view.r
 
-    def before_step(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    def before_step(
+        self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None], counts: bool
+    ) -> None:
+        """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round and is not skipped."""
         names = [self._names[i] for i in members]
         for i, weight in zip(members, weights, strict=True):
             self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
         masks = [self.masks[i] for i in members]
         view = MaskView(self._step, self._total, names, weights, grads, masks)
         chosen = self._choose(view)
-        self._step += 1
+        self._step += counts
         if chosen is not None:
             for i, mask in zip(members, chosen, strict=True):
                 self.masks[i].copy_(mask)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import Sweep, native
+from ..kernels import native
 from .controller import ADAM_BETAS, BAND, STRIDE, Controller, NativeRule, Rates
 from .exact import GAIN, NEAR, RECOVERY
 
@@ -102,9 +102,9 @@ class NativeStep:
         """Let the latents take over edits of their weights, and measure them."""
         self.prepared.moments(grads, self._threshold, share, self._moments)
 
-    def look_at(self, sweep: Sweep) -> None:
-        """Prune other memory than was measured; of the same tensors, so that it can be swept alike."""
-        self.prepared = native.Prepared(sweep.weights, sweep.latents, self.prepared.exponent)
+    def look_at(self, prepared: native.Prepared) -> None:
+        """Prune other memory than was measured, of the same tensors."""
+        self.prepared = prepared
 
     def advance(self, go: bool, scale: float) -> bool:
         """Move the thresholds by what was measured, gradients times ``scale``, and prune.
