@@ -55,13 +55,10 @@ class Controller {
   void step(const double* moments, bool go, double scale) {
     if (go) {
       advance(moments, scale);
-      if (c.rule.kind == kExact) refine_exact();
+      if (c.rule.kind == kExact && refine_exact()) return;
       if (c.rule.kind == kSearched) refine_searched();
     }
-    std::vector<double> thresholds, edges;
-    ends(thresholds, edges);
-    sweep(thresholds, edges, std::vector<char>(n, 1), true);
-    for (int64_t i = 0; i < n; ++i) set(c.threshold, i, thresholds[i]);
+    prune();
   }
 
  private:
@@ -288,26 +285,35 @@ class Controller {
     return std::abs(*std::max_element(error.begin(), error.end()));
   }
 
+  void prune() const {
+    std::vector<double> thresholds, edges;
+    ends(thresholds, edges);
+    sweep(thresholds, edges, std::vector<char>(n, 1), true);
+    for (int64_t i = 0; i < n; ++i) set(c.threshold, i, thresholds[i]);
+  }
+
   void count(const std::vector<char>& open) const {
     std::vector<double> thresholds, edges;
     ends(thresholds, edges);
     sweep(thresholds, edges, open, false);
   }
 
-  void refine_exact() {
+  // Counts by pruning, as it is seldom necessary to correct; returns whether what was pruned last can stay.
+  bool refine_exact() {
     const double missed = worst(share(*c.step - 1));
     const bool calm = std::max(missed, get(c.drift, 0)) <= c.rule.tolerance;
     set(c.drift, 0, missed);
-    if (calm) return;
+    if (calm) return false;
     const double now = share(*c.step);
     for (int64_t number = 0; number < c.rule.passes; ++number) {
-      count(std::vector<char>(n, 1));
+      prune();
       const double found = worst(now);
       if (number == 0) set(c.drift, 0, found);
-      if (found <= c.rule.tolerance) return;
+      if (found <= c.rule.tolerance) return true;
       look();
       move_within(std::vector<double>(n, restoring(errors(now))));
     }
+    return false;
   }
 
   // -- fixed-BS, Eq. 2 ------------------------------------------------------------------------------------------------
