@@ -52,6 +52,10 @@ class Captured:
             self._known[name, batch] = tuple(_size(size, batch) for size in self.shapes[name])
         return self._known[name, batch]
 
+    def is_of_images(self, *names: str) -> bool:
+        """Whether values have the same channels, height and width for every batch, which comes first or nowhere."""
+        return all(isinstance(size, int) for name in names for size in self.shapes.get(name, ())[1:])
+
 
 def capture(model: nn.Module, example: Example) -> Captured:
     """Export a model in evaluation mode with a batch of any size and read its operators."""

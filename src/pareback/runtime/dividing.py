@@ -27,7 +27,7 @@ def divided(operations: list[Operation], captured: Captured, outputs: Iterable[s
 def _stages(operations: list[Operation], captured: Captured, kept: set[str], tuner: Tuner, threads: int) -> list[Stage]:
     groups: list[tuple[str, list[Operation]]] = []
     for operation in operations:
-        kind = _kind(operation, operations)
+        kind = _kind(operation, operations, captured)
         before, members = groups[-1] if groups else ("", [])
         if before == kind and kind != "tokens" and (kind != "rows" or _follows(members, operation, operations, kept)):
             members.append(operation)
@@ -38,7 +38,7 @@ def _stages(operations: list[Operation], captured: Captured, kept: set[str], tun
     return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
 
 
-def _kind(operation: Operation, operations: list[Operation]) -> str:
+def _kind(operation: Operation, operations: list[Operation], captured: Captured) -> str:
     if isinstance(operation, Encoder):
         return "tokens"
     if isinstance(operation, Convolution) and operation.over_rows:
@@ -47,6 +47,8 @@ def _kind(operation: Operation, operations: list[Operation]) -> str:
         return "plain"  # the engine's halo holds zeros, which would be larger
     if any(isinstance(o, Average) and o.out in reads(operation) for o in operations):
         return "plain"  # a mean has no layout of lanes
+    if not captured.is_of_images(operation.out, *reads(operation)):
+        return "plain"  # the batch has become a height, a width or channels, for which a program would be made anew
     return "images" if isinstance(operation, KINDS) else "plain"
 
 

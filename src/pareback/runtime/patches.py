@@ -24,6 +24,7 @@ def over_patches(operations: list[Operation], captured: Captured) -> list[Operat
             and not operation.over_rows
             and operation.residual is None
             and all(isinstance(o, Other) for o in readers)
+            and captured.is_of_images(operation.x)
             and _cuts(operation.taps, captured.shape(operation.x, 1))
         ):
             result += _rewritten(operation, captured.shape(operation.x, 1))
