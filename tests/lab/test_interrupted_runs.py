@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 import torch
 from torch import nn
 
+from pareback.lab import checkpoints
 from pareback.lab.in_memory import InMemory
 from pareback.lab.interrupts import Interrupted
 from pareback.lab.models import build
@@ -184,6 +187,7 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(Interrupted):
             train(RECIPE, tmp_path, quiet=True)
     checkpoint = tmp_path / "checkpoint.pt"
+    (tmp_path / "checkpoint.previous.pt").unlink(missing_ok=True)
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     with pytest.raises(RuntimeError, match="checkpoint.pt' cannot be read. Delete it to let --resume begin anew."):
         train(RECIPE, tmp_path, quiet=True, resume=True)
@@ -192,6 +196,71 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         train(RECIPE, tmp_path, quiet=True, resume=True)
     checkpoint.unlink()
     assert train(RECIPE, tmp_path, quiet=True, resume=True)["complete"]
+
+
+def damages() -> Iterator[Callable[[bytearray, random.Random], None]]:
+    """What a disk may do to a file: a bit, a block of zeros, some bytes."""
+
+    def bit(content: bytearray, chance: random.Random) -> None:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+
+    def zeros(content: bytearray, chance: random.Random) -> None:
+        start = chance.randrange(len(content))
+        content[start : start + 512] = bytes(len(content[start : start + 512]))
+
+    def others(content: bytearray, chance: random.Random) -> None:
+        start = chance.randrange(len(content))
+        content[start : start + 16] = chance.randbytes(len(content[start : start + 16]))
+
+    yield from (bit, zeros, others)
+
+
+def test_a_damaged_checkpoint_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch's reader looks at no checksum: of 619 such files 586 had loaded and changed the result.
+
+    A damage is named and the checkpoint before is used, or it touched nothing that is read.
+    """
+    path, chance = tmp_path / "checkpoint.pt", random.Random(0)
+    writer = checkpoints.Checkpoints(path)
+    torch.manual_seed(0)
+    states = [{"weights": torch.randn(40, 40), "step": torch.tensor(number), "epoch": number} for number in (1, 2)]
+    for state in states:
+        writer.save(state)
+    writer.wait()
+    whole, found = path.read_bytes(), Counter()
+    for number in range(300):
+        content = bytearray(whole)
+        list(damages())[number % 3](content, chance)
+        path.unlink()
+        path.write_bytes(content)
+        loaded = checkpoints.load(path)
+        said = capsys.readouterr().err
+        kept = states[loaded["epoch"] - 1]
+        assert torch.equal(loaded["weights"], kept["weights"])
+        assert int(loaded["step"]) == loaded["epoch"]
+        assert (loaded["epoch"] == 1) == ("Going on from" in said)
+        found[loaded["epoch"]] += 1
+    assert found[1] > 200
+
+
+def test_a_run_goes_on_from_the_checkpoint_before(
+    tmp_path: Path, whole: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bit flipped in the last checkpoint costs the steps since the one before, and no bit of the result."""
+    broken = tmp_path / "broken"
+    with monkeypatch.context() as patched:
+        at_step(patched, 11, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Interrupted):
+            train(RECIPE, broken, quiet=True)
+    checkpoint = broken / "checkpoint.pt"
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 4
+    checkpoint.unlink()
+    checkpoint.write_bytes(content)
+    train(RECIPE, broken, quiet=True, resume=True)
+    assert "is damaged" in capsys.readouterr().err
+    assert written(broken) == whole
+    assert not (broken / "checkpoint.previous.pt").exists()
 
 
 # -- SIGKILL ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,7 @@ class Checkpoints:
         try:
             if copied is not None:
                 copied.synchronize()
+            keep_previous(self.path)
             files.write(self.path, lambda file: torch.save(state, file))
         except Exception as error:
             self._error = error
@@ -77,14 +82,64 @@ class Checkpoints:
         return buffer.copy_(value, non_blocking=True)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU."""
+def previous_of(path: Path) -> Path:
+    """Return where the checkpoint before the last one is kept.
+
+    >>> previous_of(Path("checkpoint.pt")).name
+    'checkpoint.previous.pt'
+    """
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def keep_previous(path: Path) -> None:
+    """Keep the checkpoint that is there under its other name, too, before a new one takes its place."""
+    previous = previous_of(path)
+    if not path.exists():
+        return
+    previous.unlink(missing_ok=True)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        os.link(path, previous)  # the same file, for no time and no room
+    except OSError:  # a file system without such links
+        shutil.copyfile(path, previous)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint to the CPU; where it is damaged, the one before it, and say so."""
+    try:
+        return _read(path)
+    except DamagedCheckpoint as error:
+        previous = previous_of(path)
+        if not previous.exists():
+            raise
+        state = _read(previous)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{error} Going on from {str(previous)!r}, the one before it.", file=sys.stderr)
+        return state
+
+
+class DamagedCheckpoint(InvalidUse):
+    """A checkpoint that is not what was written."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        damaged = _damaged_part(path)
+        state = torch.load(path, map_location="cpu", weights_only=True) if damaged is None else None
     except Exception as error:
-        raise InvalidUse(
+        raise DamagedCheckpoint(
             f"The checkpoint {str(path)!r} cannot be read. Delete it to let --resume begin anew."
         ) from error
+    if damaged is not None:
+        raise DamagedCheckpoint(
+            f"The checkpoint {str(path)!r} is damaged: {damaged} is not what was written. Delete it to let --resume "
+            "begin anew."
+        )
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise InvalidUse(f"{str(path)!r} is not a checkpoint of this release. Begin anew with --force.")
     return state
+
+
+def _damaged_part(path: Path) -> str | None:
+    """Return the first part of a file whose checksum is wrong. torch writes them and does not look at them."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()

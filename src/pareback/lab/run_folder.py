@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ..errors import InvalidValue, MissingFile
 from . import files
+from .checkpoints import previous_of
 from .locking import FolderLock
 from .reading import entries, read, to_dict, to_yaml
 from .recipe import Recipe
@@ -77,7 +78,7 @@ class RunFolder:
     def files(self) -> list[Path]:
         """What a run writes, the result first: without it the rest counts as unfinished."""
         written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
-        return [self.result, *written]
+        return [self.result, *written, previous_of(self.checkpoint)]
 
     def standing(self, recipe: Recipe, resume: bool) -> Standing:
         """Return how a run of ``recipe`` stands here, or raise where it may not go on."""

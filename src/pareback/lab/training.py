@@ -130,6 +130,7 @@ class Training:
             self._checkpoints.wait()
         if self._team.leads:
             files.write_json(self._folder.result, result)  # last: where it is, everything else is
+            checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
 
     def _train_epoch(self) -> None:
