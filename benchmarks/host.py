@@ -46,6 +46,7 @@ from overhead import (
     number_of,
     ratio,
     timed,
+    trained,
 )
 from pareback.pruning.options import active
 from pareback.pruning.watch import leave_optimizers_alone, watch_all_optimizers
@@ -243,11 +244,7 @@ def model_rows(name: str, options: argparse.Namespace) -> list[Row]:
 
     def training_step(optimizer: torch.optim.Optimizer) -> Step:
         def step() -> None:
-            optimizer.zero_grad()
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
-                loss = F.cross_entropy(net(x), y)
-            loss.backward()
-            optimizer.step()
+            trained(net, optimizer, x, y)
 
         for _ in range(6):  # the pruner makes its graphs in the fourth
             step()

@@ -197,6 +197,15 @@ class Made:
     base: Step | None = None  #: the dense step of the very same model, as a graph of its own
 
 
+def trained(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Take one step of training, in bfloat16 on a GPU."""
+    optimizer.zero_grad()
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+        loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+
+
 def training_step(name: str, variant: Variant) -> Made:
     """Return one training step of a model with a variant of pruning attached, and what it keeps in memory."""
     torch.manual_seed(SEED)
@@ -210,11 +219,7 @@ def training_step(name: str, variant: Variant) -> Made:
 
     def ready(optimizer: torch.optim.Optimizer, after: Step) -> Step:
         def step() -> None:
-            optimizer.zero_grad()
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
-                loss = F.cross_entropy(net(x), y)
-            loss.backward()
-            optimizer.step()
+            trained(net, optimizer, x, y)
             after()
 
         for _ in range(3):

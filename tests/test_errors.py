@@ -116,6 +116,16 @@ def test_errors_travel_between_processes(kind: type[pb.UserError]) -> None:
 # -- what the command makes of them ----------------------------------------------------------------------------------
 
 
+def code_of_failing(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a training in which something deep inside raises an error."""
+
+    def failing(*_: object) -> float:
+        raise error
+
+    monkeypatch.setattr("pareback.lab.training.rate", failing)
+    return main(["train", "--out", str(folder / "run"), *QUICK])
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -135,12 +145,7 @@ def test_what_fails_inside_is_no_mistake_of_the_user(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Deep in a training: exit code 1, the error's type, and how to see where it came from."""
-
-    def failing(*_: object) -> float:
-        raise error
-
-    monkeypatch.setattr("pareback.lab.training.rate", failing)
-    assert main(["train", "--out", str(tmp_path / "run"), *QUICK]) == 1
+    assert code_of_failing(error, tmp_path, monkeypatch) == 1
     assert capsys.readouterr().err == (
         f"pareback: error: {message}\nSet PAREBACK_TRACEBACK=1 to see where it came from.\n"
     )
@@ -167,12 +172,7 @@ def test_what_was_foreseen_is_told_by_its_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without its type; 2 is for what is wrong in what was given."""
-
-    def failing(*_: object) -> float:
-        raise error
-
-    monkeypatch.setattr("pareback.lab.training.rate", failing)
-    assert main(["train", "--out", str(tmp_path / "run"), *QUICK]) == code
+    assert code_of_failing(error, tmp_path, monkeypatch) == code
     err = capsys.readouterr().err
     assert err.startswith("pareback: error: Give another one.")
     assert err.count("\n") == 1

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .._version import __version__
+from ..runtime.tuning import processor_name
 
 _IMPORTED = time.monotonic()
 
@@ -26,7 +27,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "pareback": __version__,
         "cuda": torch.version.cuda if cuda else None,
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-        "cpu": _cpu(),
+        "cpu": processor_name(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "start": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -42,12 +43,3 @@ def process_start() -> float:
     except (OSError, ValueError, IndexError, AttributeError):  # not Linux: since this module was imported
         return _IMPORTED
     return time.monotonic() - age
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
@@ -30,6 +31,9 @@ from .stages import TRIALS, Between, Plain
 
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0
+
+#: Fewer numbers than this PyTorch adds up in one thread anyway, and to tell it so takes as long.
+_ALONE = 2**15
 
 #: So long either way is tried for, at most 21 times. In seconds.
 _TO_DECIDE = 5e-3
@@ -166,7 +170,7 @@ def _is_finite(x: Tensor) -> bool:
     """
     if not x.is_floating_point():
         return True
-    with quiet():
+    with nullcontext() if x.numel() < _ALONE else quiet():
         return math.isfinite(x.sum().item())
 
 

@@ -48,7 +48,7 @@ _VERSION = 2
 
 
 @functools.cache
-def _processor() -> str:
+def processor_name() -> str:
     """Return this machine's processor by name: what is fastest on one is not on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -244,7 +244,7 @@ class Tuner:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
             choices = {k: [c.dense, *c.tile, c.block, c.chunk] for k, c in self._known.items()}
-            temporary.write_text(json.dumps({"version": _VERSION, "processor": _processor(), "choices": choices}))
+            temporary.write_text(json.dumps({"version": _VERSION, "processor": processor_name(), "choices": choices}))
             temporary.replace(self._file)
         except OSError:
             return
@@ -301,7 +301,7 @@ def _read(path: Path) -> dict[str, Choice]:
     """Return what was found here before; nothing of another version or processor, or where the file is broken."""
     try:
         content = json.loads(path.read_text())
-        if (content["version"], content["processor"]) != (_VERSION, _processor()):
+        if (content["version"], content["processor"]) != (_VERSION, processor_name()):
             return {}
         choices = content["choices"].items()
         return {key: Choice(bool(v[0]), (int(v[1]), int(v[2])), int(v[3]), int(v[4])) for key, v in choices}
