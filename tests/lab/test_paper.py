@@ -266,7 +266,7 @@ def test_rows_of_another_recipe_are_not_mixed(copy: Path, data: Path, capsys: py
     ("argv", "message"),
     [
         (["tabel2"], "Did you mean 'table2'?"),
-        (["everything"], "Write one of: table2, ste, exact, one-cycle, taught, trials, curves."),
+        (["everything"], "Write one of: table2, ste, exact, one-cycle, taught, trials, figure7, losses, curves."),
         (["table2"], "--data.path is missing"),
         (["table2", "--data.path", "x.npz", "--only", "fixed-sb"], "Did you mean 'fixed-bs'?"),
         (["ste", "--data.path", "x.npz", "--only", "zzz"], "Write some of 'fixed-ga', 'fixed-ga-no-ste'."),
@@ -286,4 +286,4 @@ def test_the_papers_numbers_agree_with_each_other() -> None:
         assert row.paper.sparsity is not None
         left = 11_012_036 - row.paper.sparsity / 100 * 10_948_608
         assert row.paper.millions == pytest.approx(left / 1e6, abs=0.003)
-    assert set(EXPERIMENTS) == {"table2", "ste", "exact", "one-cycle", "taught", "trials"}
+    assert set(EXPERIMENTS) == {"table2", "ste", "exact", "one-cycle", "taught", "trials", "figure7", "losses"}

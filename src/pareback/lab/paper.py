@@ -144,4 +144,82 @@ TRIALS = Experiment(
     epochs=40,
 )
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (TABLE2, STE, EXACT, ONE_CYCLE, TAUGHT, TRIALS)}
+
+def _fixed_ga(percent: int, sparsity: float) -> Row:
+    """A bound for normal weights lies beyond the uniform ones that PyTorch starts from: it grows for a tenth."""
+    changes = {"goal.sparsity": sparsity, "goal.ramp": 0.1}
+    return Row(f"figure7-fixed-ga-{percent}", f"fixed-GA, {percent} %", of="fixed-ga", changes=changes)
+
+
+def _squared(percent: int, sparsity: float) -> Row:
+    changes = {"goal.sparsity": sparsity}
+    return Row(f"figure7-budget-{percent}", f"budget, {percent} %", of="budget-wavg", changes=changes)
+
+
+def _thinned(percent: int, share: float) -> Row:
+    changes = {"model.thin": share}
+    return Row(f"figure7-thin-{percent}", f"dense equivalent of {percent} %", of="thin", changes=changes)
+
+
+def _unconstrained(weight: float) -> Row:
+    changes = {"goal.kind": "unconstrained", "goal.sparsity": None, "goal.enforce": "exact", "goal.weight": weight}
+    return Row(f"figure7-unconstrained-{weight:g}", f"unconstrained, λ = {weight:g}", of="budget-wavg", changes=changes)
+
+
+FIGURE7 = Experiment(
+    "figure7",
+    "Figure 7: trade-off curves, WRN-16-8 on CIFAR-100",
+    "The paper's curves of error against parameters, 120 epochs with restarts every 40: fixed-GA, the budget loss "
+    "(Eq. 10, λ = 10), the unconstrained loss (Eq. 7), and dense networks with fewer channels. fixed-GA's target "
+    "grows over the first tenth of the training in every row.",
+    (
+        _DENSE,
+        # The extremes first: what is cut short is still a curve.
+        _fixed_ga(98, 0.98),
+        _squared(98, 0.98),
+        _unconstrained(10.0),
+        _fixed_ga(90, 0.9),
+        _squared(90, 0.9),
+        _unconstrained(0.1),
+        _fixed_ga(70, 0.7),
+        _squared(70, 0.7),
+        _thinned(98, 0.0256),
+        _thinned(90, 0.105),
+        _thinned(70, 0.303),
+    ),
+    plots=False,
+)
+
+
+def _loss(name: str, label: str, **goal: Any) -> Row:
+    changes = {f"goal.{key}": value for key, value in goal.items()}
+    return Row(f"curve-{name}", label, of="curve", changes=changes)
+
+
+LOSSES = Experiment(
+    "losses",
+    "The paper's other losses: WRN-16-8 on CIFAR-100",
+    "Each once, in one cycle of 40 epochs with λ = 10: Eq. 8 weighed by FLOPs beside Eq. 7, which counts weights; "
+    "Eq. 10 as a budget of FLOPs, and with both budgets; Eq. 11, the hinge.",
+    (
+        Row(
+            "curve-dense",
+            "dense WRN-16-8",
+            of="curve",
+            changes={"goal.exclude": None, "goal.threshold_lr": None},
+        ),
+        _loss("unconstrained-10", "Eq. 7, unconstrained, weights", kind="unconstrained"),
+        _loss("flops-loss", "Eq. 8, unconstrained, FLOPs", kind="unconstrained", cost="flops"),
+        _loss("flops-budget", "Eq. 10, 15 % of FLOPs", kind="budget", enforce="squared", flops=0.15),
+        _loss(
+            "both", "Eq. 10, 10 % of weights, 15 % of FLOPs", kind="budget", enforce="squared", sparsity=0.9, flops=0.15
+        ),
+        _loss("hinge", "Eq. 11, at most 15 % of weights", kind="budget", enforce="hinge", sparsity=0.85),
+    ),
+    plots=False,
+    epochs=40,
+)
+
+EXPERIMENTS = {
+    experiment.name: experiment for experiment in (TABLE2, STE, EXACT, ONE_CYCLE, TAUGHT, TRIALS, FIGURE7, LOSSES)
+}
