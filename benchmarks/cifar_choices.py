@@ -27,7 +27,7 @@ from torch import Tensor
 import pareback as pb
 from pareback import kernels
 from pareback.kernels import reference
-from pareback.lab.wrn import WideResNet
+from pareback.lab.models.wrn import WideResNet
 
 
 @dataclass(frozen=True)

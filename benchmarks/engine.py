@@ -34,8 +34,8 @@ from pareback.bench.runtimes import RUNTIMES
 from pareback.bench.staging import Staged
 from pareback.bench.subject import Subject
 from pareback.lab import files
-from pareback.lab.arrays import npz
-from pareback.lab.wrn import WideResNet
+from pareback.lab.data.npz import npz
+from pareback.lab.models.wrn import WideResNet
 
 ROOT = Path(__file__).parent.parent
 #: Networks that were really trained and pruned on CIFAR-100, by the name of their column.

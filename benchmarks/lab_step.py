@@ -20,12 +20,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pareback.lab import environment, settings
-from pareback.lab.distributed import Team
-from pareback.lab.parts import Parts
-from pareback.lab.reading import override, read
-from pareback.lab.recipe import Recipe
-from pareback.lab.sources import Source, open_source, steps_per_epoch
+from pareback.lab import environment
+from pareback.lab.data.sources import Source, open_source, steps_per_epoch
+from pareback.lab.recipe.reading import override, read
+from pareback.lab.recipe.schema import Recipe
+from pareback.lab.train import settings
+from pareback.lab.train.distributed import Team
+from pareback.lab.train.state import Parts
 
 #: What a kernel does, by words in its name; the first that fits.
 KINDS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet50
 
-from pareback.lab.wrn import WideResNet
+from pareback.lab.models.wrn import WideResNet
 
 
 class Encoder(nn.Module):

@@ -21,19 +21,19 @@ import pareback as pb
 from pareback.artifact.export import export
 from pareback.bench.masks import mask_uniformly_
 from pareback.cli import main
-from pareback.curves.choosing import condition
+from pareback.commands.arguments import Parser
 from pareback.curves.cluster import Needs, connected
 from pareback.errors import InvalidType, InvalidUse, InvalidValue, MissingFile
-from pareback.lab import checkpoints
-from pareback.lab.arguments import Parser
-from pareback.lab.distributed import team
 from pareback.lab.files import DiskFullError
 from pareback.lab.optional import optional
-from pareback.lab.reading import override
-from pareback.lab.recipe import Recipe
-from pareback.lab.results import NUMBERS
-from pareback.lab.run_folder import result_of
+from pareback.lab.recipe.reading import override
+from pareback.lab.recipe.schema import Recipe
+from pareback.lab.train.distributed import team
 from pareback.page.references import references
+from pareback.runs import checkpoints
+from pareback.runs.folder import result_of
+from pareback.runs.query import condition
+from pareback.runs.results import NUMBERS
 
 SOURCE = Path(pb.__file__).parent
 QUICK = ["--train.epochs", "1", "--data.batch_size", "256"]
@@ -45,8 +45,8 @@ ROOMS = (".",)
 
 #: The built-in errors that may be left there: nobody's mistake, or never seen by anybody.
 INTERNAL = {
-    ("lab/reading.py", "TypeError"): "tells value_of that a value is of another type; the sentence is made there",
-    ("lab/training.py", "RuntimeError"): "a source that breaks its promise",
+    ("lab/recipe/reading.py", "TypeError"): "tells value_of that a value is of another type; the sentence is made",
+    ("lab/train/loop.py", "RuntimeError"): "a source that breaks its promise",
     ("runtime/encoder.py", "TypeError"): "an operation that the capture does not make",
     ("runtime/images.py", "TypeError"): "an operation that the capture does not make",
     ("runtime/library.py", "RuntimeError"): "a kernel that was not built, which tuning asks for and does without",
@@ -122,7 +122,7 @@ def code_of_failing(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPa
     def failing(*_: object) -> float:
         raise error
 
-    monkeypatch.setattr("pareback.lab.training.rate", failing)
+    monkeypatch.setattr("pareback.lab.train.loop.rate", failing)
     return main(["train", "--out", str(folder / "run"), *QUICK])
 
 

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from . import _early_interrupt
 from ._version import __version__
 from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
-from .commands.command import Command
+from .commands.arguments import Command, Parser, UsageError
 from .errors import InvalidType, InvalidValue
-from .lab.arguments import Parser, UsageError
-from .lab.failures import FORESEEN, told
-from .lab.interrupts import PIPE
-from .messages import did_you_mean
+from .lab.train.interrupts import PIPE
+from .messages import FORESEEN, did_you_mean, told
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,

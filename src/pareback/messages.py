@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import ParamSpec, TypeVar
 
-from .errors import InvalidType, InvalidValue
+from .errors import InvalidType, InvalidValue, UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,3 +108,19 @@ def suggests_options(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+#: Their messages are sentences for a user. Any other error was not foreseen, and only its type says what it means.
+FORESEEN = (UserError, OSError, FloatingPointError)
+
+
+def told(error: BaseException) -> str:
+    """Return an error's message, with its type in front if it was not foreseen.
+
+    >>> told(OSError("The disk is full.")), told(ValueError("math domain error")), told(MemoryError())
+    ('The disk is full.', 'ValueError: math domain error', 'MemoryError')
+    """
+    said, kind = str(error).strip(), type(error).__name__
+    if not said:
+        return kind
+    return said if isinstance(error, FORESEEN) else f"{kind}: {said}"

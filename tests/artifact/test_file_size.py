@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pareback.artifact import save
-from pareback.lab.wrn import WideResNet
+from pareback.lab.models.wrn import WideResNet
 
 
 def bound(tensors: dict[str, Tensor]) -> float:

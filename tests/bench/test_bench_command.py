@@ -12,8 +12,8 @@ from pareback import cli
 from pareback.bench import Effort, runtimes
 from pareback.bench.opening import Given, open_subject
 from pareback.commands.bench import COMMAND
-from pareback.lab.models import build
-from pareback.lab.recipe import DataRecipe, GoalRecipe, ModelRecipe, Recipe, TrainRecipe
+from pareback.lab.models.build import build
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
 from pareback.runtime import library
 

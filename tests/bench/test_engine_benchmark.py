@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import pareback as pb
-from pareback.lab.wrn import WideResNet
+from pareback.lab.models.wrn import WideResNet
 from pareback.runtime import library
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "engine.py"

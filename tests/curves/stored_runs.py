@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pareback.curves.store import folder
 from pareback.lab import files
-from pareback.lab.reading import to_dict, to_yaml
-from pareback.lab.recipe import DataRecipe, GoalRecipe, Recipe, TrainRecipe
+from pareback.lab.recipe.reading import to_dict, to_yaml
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
+from pareback.runs.store import folder
 
 #: One epoch of five steps.
 RECIPE = Recipe(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from stored_runs import RECIPE, result
 
-from pareback.curves.choosing import chosen, condition
-from pareback.curves.exactness import off_target, shown
-from pareback.curves.store import StoredRun
-from pareback.lab.reading import to_dict
-from pareback.lab.recipe import GoalRecipe, Recipe
+from pareback.lab.recipe.reading import to_dict
+from pareback.lab.recipe.schema import GoalRecipe, Recipe
+from pareback.runs.exactness import off_target, shown
+from pareback.runs.query import chosen, condition
+from pareback.runs.store import StoredRun
 
 
 def finished(name: str, goal: GoalRecipe, **changes: Any) -> StoredRun:

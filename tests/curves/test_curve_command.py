@@ -11,11 +11,12 @@ import torch
 
 from pareback import cli
 from pareback.commands import curve
-from pareback.curves import cluster, running, store
+from pareback.curves import cluster, running
 from pareback.curves.cluster import Needs, share_of
-from pareback.lab import training
-from pareback.lab.interrupts import Interrupted
-from pareback.lab.record import read_record
+from pareback.lab.train import loop as training
+from pareback.lab.train.interrupts import Interrupted
+from pareback.runs import store
+from pareback.runs.record import read_record
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits-curve.yaml"
 SHORT = ["--train.epochs", "1", "--data.batch_size", "256"]

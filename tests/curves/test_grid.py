@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from pareback.curves.grid import GOALS, Budget, Grid, Point, check_reachable, points
+from pareback.curves.grid import GOALS, Allowance, Grid, Point, check_reachable, points
 from pareback.goals import Budget as LibraryBudget
 from pareback.goals import Fixed, Unconstrained
-from pareback.lab.checks import check
-from pareback.lab.goals import goal_of
-from pareback.lab.recipe import GoalRecipe, ModelRecipe, Recipe
+from pareback.lab.recipe.checks import check
+from pareback.lab.recipe.goals import goal_of
+from pareback.lab.recipe.schema import GoalRecipe, ModelRecipe, Recipe
 
 
 def grid(*budgets: float | int | str, **options: Any) -> Grid:
-    return Grid(tuple(map(Budget, budgets)), **options)
+    return Grid(tuple(map(Allowance, budgets)), **options)
 
 
 def by_name(base: Recipe, wanted: Grid) -> dict[str, Point]:

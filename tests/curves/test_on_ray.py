@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from stored_runs import RECIPE
 
-from pareback.curves import store
-from pareback.curves.store import StoredRun
-from pareback.lab.reading import override, to_yaml
+from pareback.lab.recipe.reading import override, to_yaml
+from pareback.runs import store
+from pareback.runs.store import StoredRun
 
 pytestmark = [
     pytest.mark.slow,
@@ -183,7 +183,7 @@ def _processes() -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             session = (entry / "stat").read_text().rpartition(")")[2].split()[3]
-            found.append(f"/{session} " + (entry / "cmdline").read_text().replace("\0", " "))
+            found.append(f"/{session} " + (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
         except OSError:
             continue
     return found

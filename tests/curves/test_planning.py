@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from stored_runs import RECIPE, finish, result
 
-from pareback.curves import store
-from pareback.curves.grid import Budget, Grid, Point, points
+from pareback.curves.grid import Allowance, Grid, Point, points
 from pareback.curves.planning import listing, overview, tasks
-from pareback.lab.reading import to_yaml
-from pareback.lab.recipe import TrainRecipe
+from pareback.lab.recipe.reading import to_yaml
+from pareback.lab.recipe.schema import TrainRecipe
+from pareback.runs import store
 
 
 def point(seed: int, epochs: int = 1) -> Point:
@@ -84,7 +84,7 @@ def test_the_root_is_a_folder(tmp_path: Path) -> None:
 @pytest.mark.slow  # most of it writes the folders
 def test_ten_thousand_points_are_planned_in_seconds(tmp_path: Path) -> None:
     """Of 10,000 runs all but two are finished: those two are left, in seconds (bounded loosely for a busy machine)."""
-    budgets = tuple(Budget(round(0.9 - 0.00088 * number, 6)) for number in range(999))
+    budgets = tuple(Allowance(round(0.9 - 0.00088 * number, 6)) for number in range(999))
     wanted = points(RECIPE, Grid(budgets, seeds=tuple(range(10)), measure="weights"))
     assert len(wanted) == 10_000
     text = json.dumps(result(RECIPE))

@@ -13,11 +13,11 @@ import torch
 
 from pareback.cli import main
 from pareback.costs.selection import select
-from pareback.curves.reproducing import CURVES, recipes
-from pareback.lab import reproduce as module
-from pareback.lab.models import build
-from pareback.lab.reading import override, read
-from pareback.lab.record import read_record
+from pareback.lab.models.build import build
+from pareback.lab.recipe.reading import override, read
+from pareback.reproduce import runner as module
+from pareback.reproduce.curves import CURVES, recipes
+from pareback.runs.record import read_record
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 SHORT = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet"]

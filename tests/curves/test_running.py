@@ -12,14 +12,14 @@ import pytest
 import torch
 from stored_runs import RECIPE, finish
 
-from pareback.curves import running, store
+from pareback.curves import running
 from pareback.curves.grid import Point
 from pareback.curves.planning import Task, tasks
-from pareback.curves.running import LostWorkerError, Progress, reason, retryable, run_serially
-from pareback.curves.worker import work, work_apart
+from pareback.curves.running import LostWorkerError, Progress, reason, retryable, run_serially, work, work_apart
 from pareback.errors import InvalidUse, InvalidValue
-from pareback.lab.interrupts import Interrupted
-from pareback.lab.recipe import Recipe
+from pareback.lab.recipe.schema import Recipe
+from pareback.lab.train.interrupts import Interrupted
+from pareback.runs import store
 
 
 def left(root: Path, count: int) -> list[Task]:

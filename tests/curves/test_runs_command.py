@@ -15,7 +15,7 @@ from stored_runs import RECIPE, finish
 
 from pareback import cli
 from pareback.commands import runs
-from pareback.lab.recipe import GoalRecipe
+from pareback.lab.recipe.schema import GoalRecipe
 
 
 @pytest.fixture(autouse=True)

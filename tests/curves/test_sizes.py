@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pareback.curves.sizes import Measure, Sizes
-from pareback.lab.models import build
-from pareback.lab.recipe import GoalRecipe, ModelRecipe, Recipe
+from pareback.lab.models.build import build
+from pareback.lab.recipe.schema import GoalRecipe, ModelRecipe, Recipe
 
 #: LeNet-300-100 on digits: 64·300 + 300·100 + 100·10 weights and 410 biases.
 WEIGHTS, BIASES = 50_200, 410

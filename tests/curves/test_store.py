@@ -18,12 +18,12 @@ import pytest
 import torch
 from stored_runs import RECIPE, finish, result
 
-from pareback.curves import store
-from pareback.curves.store import StoredRun, folder, keep, key, look, record_of, scan, within
-from pareback.lab.reading import override, to_dict, to_yaml
-from pareback.lab.recipe import Recipe
-from pareback.lab.record import read_record
+from pareback.lab.recipe.reading import override, to_dict, to_yaml
+from pareback.lab.recipe.schema import Recipe
 from pareback.lab.trainer import train
+from pareback.runs import store
+from pareback.runs.record import read_record
+from pareback.runs.store import StoredRun, folder, keep, key, look, record_of, scan, within
 
 
 @pytest.fixture(scope="module")

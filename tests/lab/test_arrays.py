@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_images import arrays, write_npz
 
-from pareback.lab.arrays import npz
+from pareback.lab.data.npz import npz
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional
 
-from pareback.lab.augment import Draws, Shift, Windows
+from pareback.lab.data.augment import Draws, Shift, Windows
 
 
 def generator(seed: int = 0) -> torch.Generator:

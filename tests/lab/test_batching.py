@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from pareback.lab.batching import check_batch, derived_seed, rank_part, shares_of_test
+from pareback.lab.data.batching import check_batch, derived_seed, rank_part, shares_of_test
 
 
 def test_seeds_differ_for_every_pair_also_in_the_bits_that_the_cpu_reads() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from pareback.lab.models import build
-from pareback.lab.recipe import DataRecipe, ModelRecipe, Recipe, TrainRecipe
-from pareback.lab.thin import thin
+from pareback.lab.models.build import build
+from pareback.lab.models.thin import thin
+from pareback.lab.recipe.schema import DataRecipe, ModelRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
 
 SOURCE = """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from pareback.lab.cifar import cifar
+from pareback.lab.data.builtin import cifar
 
 CPU = torch.device("cpu")
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)

@@ -21,8 +21,8 @@ import pareback
 from pareback import __version__, _early_interrupt
 from pareback.cli import COMMANDS, main
 from pareback.errors import InvalidUse
-from pareback.lab import reading
-from pareback.lab.interrupts import Interrupted
+from pareback.lab.recipe import reading
+from pareback.lab.train.interrupts import Interrupted
 
 QUICK = ["--train.epochs", "1", "--data.batch_size", "256", "--goal.kind", "budget", "--goal.sparsity", "0.9"]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pareback.lab.convnet import ConvNet
-from pareback.lab.recipe import DataRecipe
-from pareback.lab.sources import open_source
+from pareback.lab.data.sources import open_source
+from pareback.lab.models.small import ConvNet
+from pareback.lab.recipe.schema import DataRecipe
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from pareback.lab.distributed import Team, team
-from pareback.lab.reading import override
-from pareback.lab.recipe import Recipe
+from pareback.lab.recipe.reading import override
+from pareback.lab.recipe.schema import Recipe
+from pareback.lab.train.distributed import team
 from pareback.lab.trainer import train
 
 CHANGES: dict[str, Any] = {
@@ -32,11 +32,11 @@ SCRIPT = """
 import os, signal, sys
 import torch
 from pareback import cli
-from pareback.lab import outcome
-from pareback.lab.run_folder import RunFolder
+from pareback.lab.train import outcome
+from pareback.runs.folder import RunFolder
 
 torch.set_num_threads(1)
-counted = outcome.counted
+counted = outcome.finish_and_count
 
 def kept(model, pruner):
     found = counted(model, pruner)
@@ -49,7 +49,7 @@ def dying(self, row):
         os.kill(os.getpid(), signal.SIGKILL)
 
 append, RunFolder.append = RunFolder.append, dying
-outcome.counted = kept
+outcome.finish_and_count = kept
 sys.exit(cli.main())
 """
 
@@ -114,15 +114,15 @@ def test_two_processes_go_on_and_refuse_together(tmp_path: Path) -> None:
 
 def test_a_batch_that_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a captured step, and one GPU for two: refused before anything starts."""
-    from pareback.lab.checks import check_machine
+    from pareback.lab.recipe.checks import check_machine
 
     cuda = torch.device("cuda")
     with pytest.raises(ValueError, match="data.batch_size=128 cannot be shared evenly by 3 processes."):
-        check_machine(Recipe(), Team(torch.device("cpu"), 0, 3))
+        check_machine(Recipe(), torch.device("cpu"), 3)
     with pytest.raises(ValueError, match="captures the step of one process, and there are 2."):
-        check_machine(override(Recipe(), {"train.cuda_graph": True}), Team(cuda, 0, 2))
+        check_machine(override(Recipe(), {"train.cuda_graph": True}), cuda, 2)
     with pytest.raises(ValueError, match="cannot hold fp16's loss scaling"):
-        check_machine(override(Recipe(), {"train.cuda_graph": True, "train.precision": "fp16"}), Team(cuda))
+        check_machine(override(Recipe(), {"train.cuda_graph": True, "train.precision": "fp16"}), cuda, 1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="is one GPU for 2 processes."), team("cuda:0"):
         pass

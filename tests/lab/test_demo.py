@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pareback.lab.demo import NETWORKS, demo, runs
-from pareback.lab.recipe import DataRecipe
-from pareback.lab.record import read_record
+from pareback.lab.recipe.schema import DataRecipe
+from pareback.reproduce.demo import NETWORKS, demo, runs
+from pareback.runs.record import read_record
 
 ROOT = Path(__file__).parents[2]
 #: The demo's networks for two epochs of the 8×8 digits.
@@ -34,7 +34,7 @@ def test_the_demo_prints_a_table_and_draws(
     demo(tmp_path / "out", SHORT)
     first = capsys.readouterr().out
     # What is there is overwritten alike by any process: two more need not be started.
-    monkeypatch.setattr("pareback.lab.demo.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr("pareback.reproduce.demo.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     demo(tmp_path / "out", SHORT)
     again = capsys.readouterr().out
     table = first[first.index("network ") : first.index("bytes:")]

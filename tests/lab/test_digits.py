@@ -7,8 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from pareback.lab import digits
-from pareback.lab.in_memory import InMemory
+from pareback.lab.data import builtin as digits
+from pareback.lab.data.in_memory import InMemory
 
 CPU = torch.device("cpu")
 

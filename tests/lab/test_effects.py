@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pareback.lab.effects import check_effects
-from pareback.lab.reading import entries, override, read
-from pareback.lab.recipe import Recipe
+from pareback.lab.recipe.checks import check_effects
+from pareback.lab.recipe.reading import entries, override, read
+from pareback.lab.recipe.schema import Recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
 BUDGET = {"goal.kind": "budget", "goal.sparsity": 0.9}
@@ -106,7 +106,7 @@ def test_our_own_recipes_set_nothing_in_vain(path: Path) -> None:
 
 def test_the_table_names_fields_that_exist() -> None:
     """And values that their switches take."""
-    from pareback.lab.effects import _USES
+    from pareback.lab.recipe.checks import _USES
 
     known = {field.key: field for field in entries()}
     for use in _USES:

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 import pareback as pb
 from pareback.cli import main
-from pareback.lab.finished import network_of
-from pareback.lab.models import build
-from pareback.lab.recipe import DataRecipe, GoalRecipe, ModelRecipe, Recipe, TrainRecipe
+from pareback.lab.models.build import build
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
+from pareback.runs.export import network_of
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from PIL import Image
 from tiny_images import write_tree
 from torch import Tensor
 
-from pareback.lab import folder
-from pareback.lab.folder import Folder
+from pareback.lab.data import folder
+from pareback.lab.data.folder import Folder
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import torch
 from tiny_images import arrays
 from torch import Tensor
 
-from pareback.lab import in_memory
-from pareback.lab.augment import Shift
-from pareback.lab.in_memory import InMemory, channel_statistics
+from pareback.lab.data import in_memory
+from pareback.lab.data.augment import Shift
+from pareback.lab.data.in_memory import InMemory, channel_statistics
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 

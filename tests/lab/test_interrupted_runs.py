@@ -21,15 +21,15 @@ import pytest
 import torch
 from torch import nn
 
-from pareback.lab import checkpoints
-from pareback.lab.in_memory import InMemory
-from pareback.lab.interrupts import Interrupted
-from pareback.lab.models import build
-from pareback.lab.reading import override, to_yaml
-from pareback.lab.recipe import DataRecipe, GoalRecipe, Recipe, TrainRecipe
-from pareback.lab.run_folder import RunFolder, result_of
-from pareback.lab.step import Step
+from pareback.lab.data.in_memory import InMemory
+from pareback.lab.models.build import build
+from pareback.lab.recipe.reading import override, to_yaml
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
+from pareback.lab.train.interrupts import Interrupted
+from pareback.lab.train.step import TrainStep
 from pareback.lab.trainer import train
+from pareback.runs import checkpoints
+from pareback.runs.folder import RunFolder, result_of
 
 #: Four epochs of five steps, with everything that has a state: momentum, thresholds, an average.
 RECIPE = Recipe(
@@ -62,14 +62,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 def at_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
     """Do something right after a step of the training."""
-    call, seen = Step.__call__, iter(range(1, 10_000))
+    call, seen = TrainStep.__call__, iter(range(1, 10_000))
 
-    def acting(self: Step, *args: Any) -> None:
+    def acting(self: TrainStep, *args: Any) -> None:
         call(self, *args)
         if next(seen) == number:
             act()
 
-    monkeypatch.setattr(Step, "__call__", acting)
+    monkeypatch.setattr(TrainStep, "__call__", acting)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -102,7 +102,7 @@ def test_ctrl_c_while_it_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("pareback.lab.outcome.counted", interrupted)
+        patched.setattr("pareback.lab.train.outcome.finish_and_count", interrupted)
         with pytest.raises(Interrupted, match="saved after step 20 of 20. Go on with: pareback train --resume"):
             train(RECIPE, tmp_path, quiet=True)
     train(RECIPE, tmp_path, quiet=True, resume=True)
@@ -146,16 +146,18 @@ def test_a_killed_runs_readers_are_waited_for(tmp_path: Path) -> None:
 def test_a_run_that_is_lost_is_not_saved_on_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the loss is gone keeps the good checkpoint and says what happened."""
     at_step(monkeypatch, 8, lambda: signal.raise_signal(signal.SIGINT))
-    call = Step.__call__
+    call = TrainStep.__call__
     seen = iter(range(1, 100))
-    monkeypatch.setattr(Step, "__call__", lambda self, x, y, lr: call(self, x / (0 if next(seen) == 7 else 1), y, lr))
+    monkeypatch.setattr(
+        TrainStep, "__call__", lambda self, x, y, lr: call(self, x / (0 if next(seen) == 7 else 1), y, lr)
+    )
     with pytest.raises(FloatingPointError, match="not finite at step 7 .epoch 2.*after step 5"):
         train(RECIPE, tmp_path, quiet=True)
 
 
 def test_going_on_twice_and_with_random_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout goes on with its own random numbers; a checkpoint every second epoch is enough."""
-    monkeypatch.setattr("pareback.lab.parts.build", lambda *args: nn.Sequential(nn.Dropout(0.2), build(*args)))
+    monkeypatch.setattr("pareback.lab.train.state.build", lambda *args: nn.Sequential(nn.Dropout(0.2), build(*args)))
     train(CONV, tmp_path / "whole", quiet=True)
     for step in (7, 3):
         with monkeypatch.context() as patched:
@@ -271,12 +273,13 @@ import hashlib, json, os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from pareback.lab import files, outcome
+from pareback.lab import files
+from pareback.lab.train import outcome
 from pareback.lab.models import build
-from pareback.lab.reading import read
-from pareback.lab.run_folder import RunFolder
-from pareback.lab.sources import open_source
-from pareback.lab.step import Step
+from pareback.lab.recipe.reading import read
+from pareback.runs.folder import RunFolder
+from pareback.lab.data.sources import open_source
+from pareback.lab.train.step import TrainStep
 from pareback.lab.trainer import train
 
 recipe, folder = read(Path(sys.argv[1])), Path(sys.argv[2])
@@ -305,12 +308,12 @@ def in_a_fork(work):
 moments = [  # what is called, the how manieth time, and whether it dies before it
     (files, "write", 1, True),             # nothing is written yet
     (files, "write_text", 3, True),        # everything but the recipe
-    (Step, "__call__", 3, False),          # in the first epoch
+    (TrainStep, "__call__", 3, False),          # in the first epoch
     (RunFolder, "append", 1, False),       # metrics without a checkpoint
     (os, "replace", 4, True),              # the first checkpoint is written but not in place
     (os, "replace", 4, False),             # it is
     (torch, "save", 2, True),              # the second is begun
-    (Step, "__call__", 13, True),
+    (TrainStep, "__call__", 13, True),
     (RunFolder, "append", 4, False),       # after the last epoch
     (outcome, "save", 1, True),            # at its landing
     (outcome, "save", 2, False),           # all but the result

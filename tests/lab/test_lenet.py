@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pareback.lab.lenet import LeNet
+from pareback.lab.models.small import LeNet
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((1, 28, 28), 10), ((1, 8, 8), 10), ((3, 5, 7), 4)])

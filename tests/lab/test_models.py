@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pareback.lab.convnet import ConvNet
-from pareback.lab.lenet import LeNet
-from pareback.lab.models import build
-from pareback.lab.recipe import ModelRecipe
-from pareback.lab.wrn import WideResNet
+from pareback.lab.models.build import build
+from pareback.lab.models.small import ConvNet, LeNet
+from pareback.lab.models.wrn import WideResNet
+from pareback.lab.recipe.schema import ModelRecipe
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ import pytest
 from tiny_images import arrays, write_npz, write_tree
 
 from pareback.cli import main
-from pareback.curves import store
 from pareback.curves.grid import Point
 from pareback.curves.planning import tasks
-from pareback.lab.folder import Folder
-from pareback.lab.interrupts import Interrupted
-from pareback.lab.reading import override
-from pareback.lab.recipe import DataRecipe, GoalRecipe, Recipe, TrainRecipe
-from pareback.lab.step import Step
+from pareback.lab.data.folder import Folder
+from pareback.lab.recipe.reading import override
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
+from pareback.lab.train.interrupts import Interrupted
+from pareback.lab.train.loop import Training
+from pareback.lab.train.step import TrainStep
 from pareback.lab.trainer import train
-from pareback.lab.training import Training
+from pareback.runs import store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,14 +35,14 @@ def content(out: Path) -> dict[str, bytes]:
 
 def stopped(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train for one step and stop."""
-    call = Step.__call__
+    call = TrainStep.__call__
 
-    def acting(self: Step, *args: Any) -> None:
+    def acting(self: TrainStep, *args: Any) -> None:
         call(self, *args)
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Step, "__call__", acting)
+        patched.setattr(TrainStep, "__call__", acting)
         with pytest.raises(Interrupted):
             train(recipe, out, quiet=True)
 

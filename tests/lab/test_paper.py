@@ -12,12 +12,12 @@ import torch
 from tiny_images import arrays, write_npz
 
 from pareback.cli import main
-from pareback.lab import reproduce as module
-from pareback.lab import table
-from pareback.lab.interrupts import Interrupted
-from pareback.lab.paper import EXPERIMENTS, TABLE2
-from pareback.lab.record import Record, read_record, write_record
-from pareback.lab.run_folder import RunFolder
+from pareback.lab.train.interrupts import Interrupted
+from pareback.reproduce import runner as module
+from pareback.reproduce import table
+from pareback.reproduce.paper import EXPERIMENTS, TABLE2
+from pareback.runs.folder import RunFolder
+from pareback.runs.record import Record, read_record, write_record
 
 SHORT = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet"]
 
@@ -115,7 +115,7 @@ def _whole(record: Record) -> Record:
 def test_experiments_know_how_long_their_rows_are_trained() -> None:
     """Forty epochs are not short where forty are the experiment."""
     for experiment in EXPERIMENTS.values():
-        plan = module.Plan(out=Path("out"), runs=Path("runs"), device="cpu")
+        plan = module.RowPlan(out=Path("out"), runs=Path("runs"), device="cpu")
         recipes = [training.recipe for training in module._trainings(experiment, plan)]
         assert {recipe.train.epochs for recipe in recipes} == {experiment.epochs}
 
@@ -233,7 +233,7 @@ def test_seeds_are_rows_of_their_own(copy: Path, data: Path) -> None:
 
 def test_fewer_epochs_restart_as_often() -> None:
     """120 epochs with restarts every 40 become 30 with restarts every 10."""
-    plan = module.Plan(Path("out"), Path("runs"), epochs=30, device="cpu")
+    plan = module.RowPlan(Path("out"), Path("runs"), epochs=30, device="cpu")
     recipes = [training.recipe for training in module._trainings(TABLE2, plan)]
     assert {(recipe.train.epochs, recipe.schedule.every) for recipe in recipes} == {(30, 10)}
 

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from pareback.lab import plot_convergence, plot_histograms, plot_layers, plot_style
-from pareback.lab.histogram import Histogram, histograms_of
-from pareback.lab.recipe import DataRecipe, GoalRecipe, Recipe, TrainRecipe
-from pareback.lab.record import Record, read_record, write_record
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
+from pareback.reproduce import plots
+from pareback.runs.histogram import Histogram, histograms_of
+from pareback.runs.record import Record, read_record, write_record
 from pareback.shrink import shrink
 
 
@@ -58,7 +58,7 @@ def record(name: str = "run", layers: int = 3, epochs: int = 4, sparsity: float 
 def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The axes of whatever is drawn, to look into."""
     seen: list[Any] = []
-    real = plot_style.figure
+    real = plots.figure
 
     @contextmanager
     def figure(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
@@ -67,8 +67,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             drawn.canvas.draw()
             seen.append((drawn, axes))
 
-    for module in (plot_layers, plot_convergence, plot_histograms):
-        monkeypatch.setattr(module, "figure", figure)
+    monkeypatch.setattr(plots, "figure", figure)
     return seen
 
 
@@ -77,7 +76,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_layers_show_each_runs_sparsity(panels: list[Any], tmp_path: Path) -> None:
     """A line per run, a tick per layer, percentages of zeros."""
-    path = plot_layers.plot({"": [record("a"), record("b")]}, tmp_path / "new" / "layers.png")
+    path = plots.plot_layers({"": [record("a"), record("b")]}, tmp_path / "new" / "layers.png")
     with Image.open(path) as image:
         assert image.format == "PNG"
     panel = panels[0][1][0][0]
@@ -95,7 +94,7 @@ def test_layers_show_each_runs_sparsity(panels: list[Any], tmp_path: Path) -> No
 
 def test_nothing_overlaps_with_17_layers_and_six_runs(panels: list[Any], tmp_path: Path) -> None:
     """Ticks keep apart from each other, the legend from the data, and everything stays inside the picture."""
-    plot_layers.plot({"": [record(f"budget-wavg-{number}", 17) for number in range(6)]}, tmp_path / "layers.png")
+    plots.plot_layers({"": [record(f"budget-wavg-{number}", 17) for number in range(6)]}, tmp_path / "layers.png")
     drawn, axes = panels[0]
     boxes = [tick.get_window_extent() for tick in axes[0][0].get_xticklabels()]
     assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
@@ -111,7 +110,7 @@ def test_dense_equivalents_have_lines_of_their_own() -> None:
     records = [record(name, sparsity=None) for name in ("dense", "thin-0.15", "thin-0.05")]
     for thin in records[1:]:
         thin.result["recipe"]["model"]["thin"] = 0.1
-    assert len({(look["color"], look["linestyle"]) for look in plot_style.look(records)}) == 3
+    assert len({(look["color"], look["linestyle"]) for look in plots.look(records)}) == 3
 
 
 # -- convergence -----------------------------------------------------------------------------------------------------
@@ -121,10 +120,10 @@ def test_convergence_shows_accuracy_and_sparsity(panels: list[Any], tmp_path: Pa
     """The dense run in black and above alone; epochs that were not evaluated are left out."""
     dense, pruned = record("dense", sparsity=None), record("pruned")
     dense.metrics[1]["test_accuracy"] = None
-    plot_convergence.plot({"": [dense, pruned]}, tmp_path / "convergence.png")
+    plots.plot_convergence({"": [dense, pruned]}, tmp_path / "convergence.png")
     above, below = (row[0] for row in panels[0][1])
     assert [list(line.get_xdata()) for line in above.lines] == [[1, 3, 4], [1, 2, 3, 4]]
-    assert above.lines[0].get_color() == plot_style.DENSE
+    assert above.lines[0].get_color() == plots.DENSE
     assert [list(line.get_ydata()) for line in below.lines] == [pytest.approx([22.5, 45.0, 67.5, 90.0])]
 
 
@@ -132,10 +131,10 @@ def test_a_run_has_the_same_colour_in_every_plot(panels: list[Any], tmp_path: Pa
     """Dense and thinned runs, which have no layers to show, take none of the pruned runs' colours."""
     dense, thinned, pruned = record("dense", sparsity=None), record("thin", sparsity=None), record("pruned")
     thinned.result["recipe"]["model"]["thin"] = 0.15
-    plot_convergence.plot({"": [dense, thinned, pruned]}, tmp_path / "convergence.png")
-    plot_layers.plot({"": [pruned]}, tmp_path / "layers.png")
+    plots.plot_convergence({"": [dense, thinned, pruned]}, tmp_path / "convergence.png")
+    plots.plot_layers({"": [pruned]}, tmp_path / "layers.png")
     colours = [line.get_color() for line in panels[0][1][0][0].lines]
-    assert colours == [plot_style.DENSE, plot_style.THINNED, panels[1][1][0][0].lines[0].get_color()]
+    assert colours == [plots.DENSE, plots.THINNED, panels[1][1][0][0].lines[0].get_color()]
 
 
 def test_first_epochs_do_not_squeeze_the_rest(panels: list[Any], tmp_path: Path) -> None:
@@ -143,14 +142,14 @@ def test_first_epochs_do_not_squeeze_the_rest(panels: list[Any], tmp_path: Path)
     run = record(epochs=40)
     for row in run.metrics:
         row["test_accuracy"] = 1.0 if row["epoch"] == 1 else 70.0 + 0.1 * row["epoch"]
-    plot_convergence.plot({"": [run]}, tmp_path / "convergence.png")
+    plots.plot_convergence({"": [run]}, tmp_path / "convergence.png")
     low, high = panels[0][1][0][0].get_ylim()
     assert 69.0 < low < 71.0 < 74.0 < high < 75.0
 
 
 def test_one_epoch_is_enough(tmp_path: Path) -> None:
     """A shortened run can be drawn, too, and groups stand side by side."""
-    path = plot_convergence.plot({"one": [record(epochs=1)], "two": [record(epochs=1)]}, tmp_path / "convergence.png")
+    path = plots.plot_convergence({"one": [record(epochs=1)], "two": [record(epochs=1)]}, tmp_path / "convergence.png")
     assert path.exists()
 
 
@@ -205,19 +204,19 @@ def test_an_empty_layer_and_missing_weights(tmp_path: Path) -> None:
 
 def test_histograms_show_threshold_and_gaussian(panels: list[Any], tmp_path: Path) -> None:
     """Bars, a bell and two lines; runs without histograms are left out, and none at all still makes a picture."""
-    plot_histograms.plot([record(), record(sparsity=None)], tmp_path / "histograms.png")
+    plots.plot_histograms([record(), record(sparsity=None)], tmp_path / "histograms.png")
     axes = panels[0][1]
     assert axes.shape == (1, 1)
     assert [line.get_xdata()[0] for line in axes[0][0].lines[1:]] == [-1.5, 1.5]
     assert axes[0][0].get_title() == "blocks.0.conv1, 10.00 % kept"
-    assert plot_histograms.plot([record(sparsity=None)], tmp_path / "none.png").exists()
+    assert plots.plot_histograms([record(sparsity=None)], tmp_path / "none.png").exists()
 
 
 def test_histograms_choose_layers_from_first_to_last(panels: list[Any], tmp_path: Path) -> None:
     """Of seven layers three are shown; a run with fewer leaves its last panels blank."""
     full = record()
     many = [Histogram(f"{n}.weight", [2, 50], 100, 10, 3.0, [1, 0, 1], 1.0, None) for n in range(7)]
-    plot_histograms.plot([Record(full.result, full.metrics, tuple(many)), full], tmp_path / "histograms.png")
+    plots.plot_histograms([Record(full.result, full.metrics, tuple(many)), full], tmp_path / "histograms.png")
     axes = panels[0][1]
     assert [panel.get_title() for panel in axes[0]] == ["0: 2×50, dense", "3: 2×50, dense", "6: 2×50, dense"]
     assert [panel.axison for panel in axes[1]] == [True, False, False]
@@ -268,9 +267,9 @@ def test_a_record_holds_no_path_of_the_machine(folder: Path, tmp_path: Path) -> 
 def test_plots_take_a_real_run(folder: Path, tmp_path: Path) -> None:
     """And the same run gives the same bytes, so that committed pictures change with their runs alone."""
     run = read_record(folder)
-    for plot in (plot_layers.plot, plot_convergence.plot):
+    for plot in (plots.plot_layers, plots.plot_convergence):
         assert plot({"": [run]}, tmp_path / "a.png").read_bytes() == plot({"": [run]}, tmp_path / "b.png").read_bytes()
-    assert plot_histograms.plot([run], tmp_path / "c.png").exists()
+    assert plots.plot_histograms([run], tmp_path / "c.png").exists()
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:

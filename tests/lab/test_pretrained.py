@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import pareback as pb
-from pareback.lab.pretrained import load_weights_, read_weights
+from pareback.lab.models.pretrained import load_weights_, read_weights
 
 
 def network(classes: int = 4, seed: int = 0) -> nn.Sequential:

@@ -9,9 +9,9 @@ from typing import get_type_hints
 
 import pytest
 
-from pareback.lab import reading
-from pareback.lab.checks import check
-from pareback.lab.recipe import GoalRecipe, Recipe
+from pareback.lab.recipe import reading
+from pareback.lab.recipe.checks import check
+from pareback.lab.recipe.schema import GoalRecipe, Recipe
 
 
 def yaml(tmp_path: Path, text: str) -> Recipe:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from pareback.lab.recipe import ScheduleRecipe
-from pareback.lab.schedules import rate
+from pareback.lab.recipe.schema import ScheduleRecipe
+from pareback.lab.train.optimizers import rate
 
 
 def rates(recipe: ScheduleRecipe, steps: int, per_epoch: int = 2) -> list[float]:

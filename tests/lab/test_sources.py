@@ -11,9 +11,10 @@ import pytest
 import torch
 from tiny_images import arrays, write_npz, write_tree
 
-from pareback.lab import cifar, sources
-from pareback.lab.recipe import DataRecipe
-from pareback.lab.sources import open_source, steps_per_epoch
+from pareback.lab.data import builtin as cifar
+from pareback.lab.data import sources
+from pareback.lab.data.sources import open_source, steps_per_epoch
+from pareback.lab.recipe.schema import DataRecipe
 
 CPU = torch.device("cpu")
 

@@ -9,14 +9,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pareback.lab.paper import Experiment, Row
-from pareback.lab.reading import override, to_yaml
-from pareback.lab.recipe import DataRecipe, GoalRecipe, OptimizerRecipe, Recipe, TeacherRecipe, TrainRecipe
-from pareback.lab.record import read_record, write_record
-from pareback.lab.reproduce import Plan, reproduce
-from pareback.lab.run_folder import difference, result_of
+from pareback.lab.recipe.reading import override, to_yaml
+from pareback.lab.recipe.schema import (
+    DataRecipe,
+    GoalRecipe,
+    OptimizerRecipe,
+    Recipe,
+    TeacherRecipe,
+    TrainRecipe,
+)
 from pareback.lab.teacher import Teacher, distance
 from pareback.lab.trainer import train
+from pareback.reproduce.paper import Experiment, PaperRow
+from pareback.reproduce.runner import RowPlan, reproduce
+from pareback.runs.folder import difference, result_of
+from pareback.runs.record import read_record, write_record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,8 +124,8 @@ def test_rows_of_a_table_may_be_taught_by_another_row(tmp_path: Path) -> None:
     """The dense row is trained first, and its network of the same seed teaches the next."""
     for recipe in (override(DENSE, {"train.epochs": 1}), override(SPARSE, {"train.epochs": 1})):
         (tmp_path / f"{recipe.name}.yaml").write_text(to_yaml(recipe))
-    rows = (Row("dense", "dense"), Row("taught", "taught", of="sparse", teacher="dense"))
-    plan = Plan(tmp_path / "out", tmp_path / "runs", recipes=tmp_path, seeds=(3,), device="cpu", quiet=True)
+    rows = (PaperRow("dense", "dense"), PaperRow("taught", "taught", of="sparse", teacher="dense"))
+    plan = RowPlan(tmp_path / "out", tmp_path / "runs", recipes=tmp_path, seeds=(3,), device="cpu", quiet=True)
     reproduce(Experiment("small", "Small", "Two rows.", rows, plots=False), plan)
     record = read_record(tmp_path / "out" / "rows" / "taught-3.json")
     assert record.result["recipe"]["teacher"]["run"] == "dense-3"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from pareback.lab.models import build
-from pareback.lab.recipe import ModelRecipe
-from pareback.lab.thin import THINNABLE, thin, thinned
+from pareback.lab.models.build import build
+from pareback.lab.models.thin import THINNABLE, thin, thinned
+from pareback.lab.recipe.schema import ModelRecipe
 
 Narrowed = Callable[[int], int]
 

@@ -20,12 +20,12 @@ from torch import nn
 
 import pareback as pb
 from pareback.lab import files
-from pareback.lab.reading import override, read, to_dict
-from pareback.lab.recipe import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
-from pareback.lab.run_folder import RunFolder, result_of
-from pareback.lab.step import Step
-from pareback.lab.tally import Sums, Tally
+from pareback.lab.recipe.reading import override, read, to_dict
+from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
+from pareback.lab.train.step import TrainStep
+from pareback.lab.train.tally import Sums, Tally
 from pareback.lab.trainer import train
+from pareback.runs.folder import RunFolder, result_of
 
 #: Two epochs of the digits, as small as it gets.
 TINY = Recipe(data=DataRecipe(batch_size=256), train=TrainRecipe(epochs=2))
@@ -76,8 +76,8 @@ def test_it_learns_digits_at_an_exact_budget(learned: Path) -> None:
 
 def test_the_result_is_what_the_saved_model_does(learned: Path) -> None:
     """Accuracy, loss and every count, measured again from the file with nothing of the trainer."""
-    from pareback.lab.models import build
-    from pareback.lab.sources import open_source
+    from pareback.lab.data.sources import open_source
+    from pareback.lab.models.build import build
 
     result = result_of(learned)
     source = open_source(DataRecipe(batch_size=32), torch.device("cpu"))
@@ -173,8 +173,8 @@ def test_a_long_epoch_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a terminal a line comes every minute (here: at every step)."""
-    monkeypatch.setattr("pareback.lab.progress._MINUTE", 0.0)
-    monkeypatch.setattr("pareback.lab.training._LOOK", 0.0)
+    monkeypatch.setattr("pareback.lab.train.progress._MINUTE", 0.0)
+    monkeypatch.setattr("pareback.lab.train.loop._LOOK", 0.0)
     train(with_(TINY, train__epochs=1), tmp_path)
     assert "epoch 1/1  step 3  loss " in capsys.readouterr().out
 
@@ -225,7 +225,7 @@ def test_a_step_that_is_replayed_reads_new_batches_and_rates(tmp_path: Path, mon
         captured.append(work)
         return work
 
-    monkeypatch.setattr("pareback.lab.step._captured", capture)
+    monkeypatch.setattr("pareback.lab.train.step._captured", capture)
     monkeypatch.setattr("pareback.lab.trainer.check_machine", lambda *_: None)
     train(TINY, tmp_path / "plain", quiet=True)
     train(with_(TINY, train__cuda_graph=True, train__channels_last=True), tmp_path / "replayed", quiet=True)
@@ -300,7 +300,7 @@ def test_a_terminal_gets_a_live_line(
 ) -> None:
     """With loss, accuracies, sparsity, images per second and the time left; a line per finished epoch stays."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("pareback.lab.training._LOOK", 0.0)
+    monkeypatch.setattr("pareback.lab.train.loop._LOOK", 0.0)
     train(with_(TINY, goal__kind="budget", goal__sparsity=0.9), tmp_path)
     out = capsys.readouterr().out
     assert "epoch 1/2  loss " in out
@@ -321,19 +321,19 @@ def test_quiet_means_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
 def spoil(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> None:
     """Put a number that is not finite into the images of one step."""
-    call, seen = Step.__call__, iter(range(1, 10_000))
+    call, seen = TrainStep.__call__, iter(range(1, 10_000))
 
-    def spoiled(self: Step, x: torch.Tensor, y: torch.Tensor, rate: float) -> None:
+    def spoiled(self: TrainStep, x: torch.Tensor, y: torch.Tensor, rate: float) -> None:
         call(self, x * value if next(seen) == number else x, y, rate)
 
-    monkeypatch.setattr(Step, "__call__", spoiled)
+    monkeypatch.setattr(TrainStep, "__call__", spoiled)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("look", [0.0, math.inf])
 def test_a_lost_loss_stops_the_run(value: float, look: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is named whether it is noticed within the epoch or at its end, and the good checkpoint stays."""
-    monkeypatch.setattr("pareback.lab.training._LOOK", look)
+    monkeypatch.setattr("pareback.lab.train.loop._LOOK", look)
     spoil(monkeypatch, 8, value)  # five steps an epoch: the third of the second
     with pytest.raises(FloatingPointError) as caught:
         train(with_(TINY, train__epochs=4), tmp_path, quiet=True)
@@ -348,12 +348,12 @@ def test_a_lost_loss_stops_the_run(value: float, look: float, tmp_path: Path, mo
 
 def test_weights_lost_in_an_epochs_last_step_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss was still finite, the weights are not: the epoch is not closed."""
-    call, seen = Step.__call__, iter(range(1, 10_000))
+    call, seen = TrainStep.__call__, iter(range(1, 10_000))
 
-    def spoiled(self: Step, x: torch.Tensor, y: torch.Tensor, rate: float) -> None:
+    def spoiled(self: TrainStep, x: torch.Tensor, y: torch.Tensor, rate: float) -> None:
         call(self, x, y, math.inf if next(seen) == 5 else rate)
 
-    monkeypatch.setattr(Step, "__call__", spoiled)
+    monkeypatch.setattr(TrainStep, "__call__", spoiled)
     with pytest.raises(FloatingPointError, match=r"The weights are not finite at step 5 .*no checkpoint had been"):
         train(TINY, tmp_path, quiet=True)
     assert not (tmp_path / "checkpoint.pt").exists()

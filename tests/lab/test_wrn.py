@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pareback.lab.wrn import WideResNet, plain_widths
+from pareback.lab.models.wrn import WideResNet, plain_widths
 
 
 def expected_parameters(blocks: int, widths: Sequence[int], classes: int, channels: int = 3) -> int:

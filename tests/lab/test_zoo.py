@@ -11,9 +11,9 @@ import torch
 import torchvision
 from torch import nn
 
-from pareback.lab import zoo
-from pareback.lab.models import build
-from pareback.lab.recipe import ModelRecipe
+from pareback.lab.models import zoo
+from pareback.lab.models.build import build
+from pareback.lab.recipe.schema import ModelRecipe
 
 
 @pytest.mark.parametrize(

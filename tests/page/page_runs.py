@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pareback.lab.reading import override, to_dict
-from pareback.lab.recipe import Recipe
+from pareback.lab.recipe.reading import override, to_dict
+from pareback.lab.recipe.schema import Recipe
 
 LAYERS = 3
 PER_LAYER = 1000

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ..artifact.weights import read_weights
 from ..errors import InvalidValue, MissingFile
-from ..lab.models import build
+from ..lab.data.sources import open_source
+from ..lab.models.build import build
 from ..lab.paths import expanded
-from ..lab.reading import read
-from ..lab.recipe import DataRecipe, Recipe
-from ..lab.run_folder import made_for, recipe_of
-from ..lab.sources import open_source
+from ..lab.recipe.reading import read
+from ..lab.recipe.schema import DataRecipe, Recipe
+from ..runs.folder import made_for, recipe_of
 from .masks import mask_uniformly_
 from .subject import Subject
 

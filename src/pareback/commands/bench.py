@@ -8,8 +8,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser, UsageError, output_path
-from .command import Command
+from .arguments import Command, Parser, UsageError, output_path
 
 
 def _options(parser: Parser) -> None:

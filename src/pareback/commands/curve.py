@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidUse
-from ..lab.arguments import Parser, UsageError, add_recipe_options, changes
-from .command import Command
+from .arguments import Command, Parser, UsageError, add_recipe_options, changes
 
 if TYPE_CHECKING:
     from ..curves.cluster import Needs
     from ..curves.grid import Grid
     from ..curves.planning import Task
     from ..curves.running import Progress
-    from ..lab.recipe import Recipe
+    from ..lab.recipe.schema import Recipe
 
 T = TypeVar("T")
 
@@ -90,9 +89,9 @@ _THE_GRIDS = {
 
 
 def _base(options: Namespace) -> Recipe:
-    from ..lab.effects import check_effects
-    from ..lab.reading import override, read
-    from ..lab.recipe import Recipe
+    from ..lab.recipe.checks import check_effects
+    from ..lab.recipe.reading import override, read
+    from ..lab.recipe.schema import Recipe
 
     given = changes(options)
     if "seed" in given:
@@ -106,13 +105,13 @@ def _base(options: Namespace) -> Recipe:
 
 
 def _grid(options: Namespace) -> Grid:
-    from ..curves.grid import LAMBDAS, Budget, Grid
+    from ..curves.grid import LAMBDAS, Allowance, Grid
 
     goals = _list("--goals", options.goals, str, "exact,fixed-ga")
     if options.lambdas is not None and "unconstrained" not in goals:
         raise UsageError("--lambdas are unconstrained's. Add it to --goals, or leave them out.")
     return Grid(
-        budgets=tuple(Budget(value) for value in _list("--budgets", options.budgets, _amount, "0.3,0.05")),
+        budgets=tuple(Allowance(value) for value in _list("--budgets", options.budgets, _amount, "0.3,0.05")),
         goals=goals,
         lambdas=LAMBDAS if options.lambdas is None else _list("--lambdas", options.lambdas, float, "0.1,10"),
         dense_equivalents=options.dense_equivalents,
@@ -185,7 +184,7 @@ def _serially(left: Sequence[Task], progress: Progress, options: Namespace) -> N
 
 
 def _told(planned: Sequence[Task], failed: dict[str, str], root: Path) -> int:
-    from ..curves.summary import summary
+    from ..curves.planning import summary
 
     print(f"\n{summary(planned)}\n")
     print(f"Runs are in {root}: pareback runs {_quoted(root)} lists them, pareback page {_quoted(root)} draws them.")

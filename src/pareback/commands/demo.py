@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser, output_path
-from .command import Command
+from .arguments import Command, Parser, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -20,7 +19,7 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> None:
-    from ..lab.demo import demo
+    from ..reproduce.demo import demo
 
     demo(options.out)
 

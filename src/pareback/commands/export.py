@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser, output_path
-from .command import Command
+from .arguments import Command, Parser, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -19,7 +18,7 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> None:
-    from ..lab.exporting import export_path
+    from ..runs.export import export_path
 
     out = export_path(options.source, options.format, options.out, options.values)
     print(f"wrote {out}, {out.stat().st_size:,} bytes")

@@ -6,9 +6,8 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from ..lab.arguments import Parser, UsageError, output_path
 from ..messages import counted
-from .command import Command
+from .arguments import Command, Parser, UsageError, output_path
 
 
 def _options(parser: Parser) -> None:

@@ -6,9 +6,8 @@ import re
 from argparse import Namespace
 from pathlib import Path
 
-from ..lab.arguments import Parser, UsageError, output_path
 from ..messages import did_you_mean
-from .command import Command
+from .arguments import Command, Parser, UsageError, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -37,10 +36,10 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> None:
-    from ..curves.reproducing import CURVES, reproduce_curves
     from ..lab import environment
-    from ..lab.paper import EXPERIMENTS
-    from ..lab.reproduce import Plan, collect, reproduce
+    from ..reproduce.curves import CURVES, reproduce_curves
+    from ..reproduce.paper import EXPERIMENTS
+    from ..reproduce.runner import RowPlan, collect, reproduce
 
     began = environment.process_start()
     experiments = {**EXPERIMENTS, CURVES.name: CURVES}
@@ -54,7 +53,7 @@ def _run(options: Namespace) -> None:
         return
     if options.data is None:
         raise UsageError("--data.path is missing. Give the .npz file of CIFAR-100 with it.")
-    plan = Plan(
+    plan = RowPlan(
         out=options.out,
         runs=options.runs,
         data=options.data,

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..lab.arguments import Parser
 from ..messages import counted
-from .command import Command
+from .arguments import Command, Parser
 
 if TYPE_CHECKING:
-    from ..curves.store import StoredRun
+    from ..runs.store import StoredRun
 
 _STATES = ("finished", "unfinished", "broken", "foreign")
 
@@ -30,8 +29,8 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> None:
-    from ..curves.choosing import chosen, condition
-    from ..curves.store import scan
+    from ..runs.query import chosen, condition
+    from ..runs.store import scan
 
     where = [condition(text) for text in options.where]
     runs = chosen(scan(options.root), options.state, where, options.sort)
@@ -53,8 +52,8 @@ def _text(runs: Sequence[StoredRun], root: Path) -> str:
 
 
 def _row(run: StoredRun, root: Path) -> list[str]:
-    from ..curves.exactness import off_target, shown
-    from ..curves.store import within
+    from ..runs.exactness import off_target, shown
+    from ..runs.store import within
 
     name = within(run.path, root)
     if run.result is None:
@@ -66,7 +65,7 @@ def _row(run: StoredRun, root: Path) -> list[str]:
 
 
 def _content(run: StoredRun) -> dict[str, Any]:
-    from ..curves.exactness import off_target
+    from ..runs.exactness import off_target
 
     result = dict(run.result or {})
     for large in ("metrics", "histograms", "recipe"):

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..lab.arguments import Parser, UsageError, add_recipe_options, changes, output_path
 from ..messages import place
-from .command import Command
+from .arguments import Command, Parser, UsageError, add_recipe_options, changes, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -25,11 +24,12 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> int:
-    from ..lab import environment, run_folder
-    from ..lab.effects import check_effects
-    from ..lab.reading import override, read
-    from ..lab.recipe import Recipe
+    from ..lab import environment
+    from ..lab.recipe.checks import check_effects
+    from ..lab.recipe.reading import override, read
+    from ..lab.recipe.schema import Recipe
     from ..lab.trainer import train
+    from ..runs import folder as run_folder
 
     began = environment.process_start()
     given = changes(options)

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..costs.amounts import amount, exact
 from ..errors import InvalidValue
-from ..lab.goals import goal_of
-from ..lab.recipe import GoalRecipe, ModelRecipe, Recipe
+from ..lab.recipe.goals import goal_of
+from ..lab.recipe.schema import GoalRecipe, ModelRecipe, Recipe
 from ..messages import did_you_mean, listed
 from ..plan import plan
 from .sizes import Measure, Sizes
@@ -22,7 +22,7 @@ LAMBDAS = (0.01, 0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
-class Budget:
+class Allowance:
     """What may remain: a share of the dense network (0.05), or an amount (500000, "0.5M")."""
 
     value: float | int | str
@@ -38,11 +38,15 @@ class Budget:
         return read.value if read.relative else read.value / sizes.dense
 
 
+#: As the command and its documentation call it; within the package pareback.Budget alone has the name.
+Budget = Allowance
+
+
 @dataclass(frozen=True)
 class Grid:
     """What to compare."""
 
-    budgets: tuple[Budget, ...] = ()
+    budgets: tuple[Allowance, ...] = ()
     goals: tuple[str, ...] = ("exact",)
     lambdas: tuple[float, ...] = LAMBDAS
     dense_equivalents: bool = False
@@ -95,7 +99,7 @@ def points(base: Recipe, grid: Grid) -> Points:
     ``straight_through``; ``shrink`` and ``ramp`` are the exact budget's alone, since the paper has neither. fixed-GA
     grows over the first tenth of the training: its bound fits weights that training has made normal.
 
-    >>> grid = Grid((Budget(0.05),), ("exact", "unconstrained"), lambdas=(10.0,), seeds=(0, 1), measure="weights")
+    >>> grid = Grid((Allowance(0.05),), ("exact", "unconstrained"), lambdas=(10.0,), seeds=(0, 1), measure="weights")
     >>> [point.recipe.name for point in points(Recipe(), grid)][:3]
     ['digits-dense', 'digits-exact-0.05', 'digits-unconstrained-10']
     """
@@ -143,15 +147,15 @@ def _with(grid: Grid) -> list[str]:
     return [goal for goal in dict.fromkeys(grid.goals) if goal != "unconstrained"]
 
 
-def _descending(budgets: Sequence[Budget], sizes: Sizes) -> list[Budget]:
+def _descending(budgets: Sequence[Allowance], sizes: Sizes) -> list[Allowance]:
     absolute = any(not amount("params", budget.value).relative for budget in budgets)
-    by: Callable[[Budget], Fraction] = (
+    by: Callable[[Allowance], Fraction] = (
         (lambda budget: budget.share(sizes)) if absolute else (lambda budget: amount("params", budget.value).value)
     )
     return sorted(dict.fromkeys(budgets), key=by, reverse=True)
 
 
-def _budgeted(base: GoalRecipe, goal: str, budget: Budget, sizes: Sizes) -> GoalRecipe:
+def _budgeted(base: GoalRecipe, goal: str, budget: Allowance, sizes: Sizes) -> GoalRecipe:
     if goal in ("fixed-ga", "fixed-bs"):
         bound = {"bound": "gaussian", "ramp": _GAUSSIAN_RAMP} if goal == "fixed-ga" else {"bound": "search"}
         return _goal(base, kind="fixed", sparsity=_sparsity(budget, sizes), **bound)
@@ -162,7 +166,7 @@ def _budgeted(base: GoalRecipe, goal: str, budget: Budget, sizes: Sizes) -> Goal
     return _goal(base, kind="budget", enforce="squared", **limit)
 
 
-def _sparsity(budget: Budget, sizes: Sizes) -> float:
+def _sparsity(budget: Allowance, sizes: Sizes) -> float:
     if sizes.measure == "weights" and isinstance(budget.value, float):
         return float(1 - exact(budget.value))
     return sizes.sparsity(budget.share(sizes))

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..lab.interrupts import Interrupts
+from ..lab.train.interrupts import Interrupts
 from .cluster import Needs, Share, check_machines, connected, share_of
 from .planning import Task
-from .running import LostWorkerError, Progress
-from .worker import work_apart
+from .running import LostWorkerError, Progress, work_apart
 
 #: Runs that Ray knows of at a time: enough to fill a large cluster, and few enough to be cancelled at once.
 _IN_FLIGHT = 1000

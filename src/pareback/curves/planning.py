@@ -1,21 +1,23 @@
-"""What of a curve is done, what was cut off, and what is still to be run."""
+"""Which runs of a curve there are, which are missing, and what came of them."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from statistics import mean
+from typing import Any, Literal
 
 from ..errors import InvalidValue
-from ..lab.checks import check
-from ..lab.origins import changed_since
-from ..lab.reading import to_dict
+from ..lab.recipe.checks import check
+from ..lab.recipe.reading import to_dict
 from ..messages import counted
 from ..report import table
-from . import store
+from ..runs import store
+from ..runs.exactness import off_target, shown
+from ..runs.origins import changed_since
 from .grid import Point
 
 #: done: finished, nothing to do; resume: cut off; start: not there; blocked: something else is in its place.
@@ -87,3 +89,46 @@ def _task(point: Point, path: Path, there: set[str]) -> Task:
     if other:
         return Task(point, path, "blocked", f"{path.name} holds another run: {other}.")
     return Task(point, path, "done" if run.state == "finished" else "resume")
+
+
+_HEADER = ["method", "at", "runs", "accuracy %", "from … to", "non-zeros", "of dense %", "FLOPs %", "off target"]
+
+
+def summary(tasks: Sequence[Task]) -> str:
+    """Return the finished runs of a curve: means over seeds, and the least and most accurate."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for task in tasks:
+        result = store.look(task.path).result
+        if result is not None:
+            groups.setdefault((task.point.method, task.point.at), []).append(result)
+    dense = groups.get(("dense", ""), [{}])[0]
+    rows = [_row(method, at, results, dense) for (method, at), results in groups.items()]
+    return table(_HEADER, rows, left=2)
+
+
+def _row(method: str, at: str, results: Sequence[Mapping[str, Any]], dense: Mapping[str, Any]) -> list[str]:
+    accuracies = [result["accuracy"] for result in results]
+    spread = f"{min(accuracies):.2f} … {max(accuracies):.2f}" if len(results) > 1 else "–"
+    nonzeros = mean(result["nonzeros"] for result in results)
+    off = [value for value in map(off_target, results) if value is not None]
+    return [
+        method,
+        at or "–",
+        str(len(results)),
+        f"{mean(accuracies):.2f}",
+        spread,
+        f"{nonzeros:,.0f}",
+        _share(nonzeros, dense.get("parameters")),
+        _share(_mean(results, "flops"), dense.get("dense_flops")),
+        shown(max(off, key=abs) if off else None),
+    ]
+
+
+def _mean(results: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [result.get(name) for result in results]
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
+
+
+def _share(value: float | None, whole: float | None) -> str:
+    return f"{100 * value / whole:.2f}" if value is not None and whole else "–"

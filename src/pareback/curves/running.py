@@ -1,15 +1,46 @@
-"""Runs what is left of a curve: the queue, retries, failures and what is said of them, whoever does the work."""
+"""Runs a curve's tasks one after another, each in its folder."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from ..lab.failures import told
-from ..lab.interrupts import Interrupted
-from . import store
+from ..lab.recipe.schema import Recipe
+from ..lab.train.interrupts import Interrupted
+from ..lab.trainer import train
+from ..messages import told
+from ..runs import store
+from ..runs.store import keep
 from .planning import Task
-from .worker import work
+
+
+def work(recipe: Recipe, path: Path, quiet: bool = True) -> None:
+    """Train a recipe to its end, from its last checkpoint if there is one, and keep its record."""
+    train(recipe, path, resume=True, quiet=quiet)
+    keep(path)
+
+
+def work_apart(recipe: Recipe, path: str, threads: int, gpus: float, home: str, argv: Sequence[str]) -> None:
+    """Do so in a process of its own: with so many threads, and with ``home``, if it is there, as the current folder.
+
+    ``argv`` is the command that asked for it, which the run's environment.json tells.
+    """
+    import torch
+
+    # A task may run several on one GPU and none on another: which one it sees is the scheduler's choice.
+    device = recipe.train.device
+    device = "cpu" if gpus == 0 else "cuda" if device.startswith("cuda") else device
+    torch.set_num_threads(threads)
+    sys.argv = list(argv)
+    if Path(home).is_dir():
+        os.chdir(home)  # for a builder's module, and for paths in the recipe
+        if home not in sys.path:
+            sys.path.insert(0, home)
+    work(replace(recipe, train=replace(recipe.train, device=device)), Path(path))
+
 
 #: Failures without a single success after which the rest is not tried.
 _HOPELESS = 3

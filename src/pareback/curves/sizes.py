@@ -13,10 +13,10 @@ from torch import nn
 from ..costs.flops import count_flops
 from ..costs.selection import select
 from ..errors import InvalidValue
-from ..lab.models import build
-from ..lab.recipe import ModelRecipe, Recipe
-from ..lab.sources import open_source
-from ..lab.thin import check_thin
+from ..lab.data.sources import open_source
+from ..lab.models.build import build
+from ..lab.models.thin import check_thin
+from ..lab.recipe.schema import ModelRecipe, Recipe
 
 #: params: non-zero parameters of the whole model; flops: operations per image of the whole model, less those with
 #: zeros; weights: non-zero weights of the pruned tensors alone, as the paper counts its budgets.

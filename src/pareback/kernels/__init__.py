@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from . import native, reference
-from .reference import Moments, Record
+from .reference import Moments, PassRecord
 
-__all__ = ["Moments", "Record", "Sweep", "adopt_", "count", "measure", "only", "prune_", "shrunk"]
+__all__ = ["Moments", "PassRecord", "Sweep", "adopt_", "count", "measure", "only", "prune_", "shrunk"]
 
 
 def adopt_(
@@ -61,8 +61,8 @@ def prune_(
     thresholds: Tensor,
     edges: Tensor,
     exponent: float,
-    record: Record | None = None,
-) -> Record:
+    record: PassRecord | None = None,
+) -> PassRecord:
     """Write the pruned latents to ``weights``; see :func:`reference.prune_`. Where ``record`` is given it is filled."""
     rows = list(zip(weights, latents, strict=True))
 
@@ -70,7 +70,7 @@ def prune_(
         mine = record if pick is _all else None
         return by.prune_(pick(weights), pick(latents), pick(thresholds), pick(edges), exponent, mine)
 
-    return _filled(record, Record(*_spread_out(rows, exponent, run)))
+    return _filled(record, PassRecord(*_spread_out(rows, exponent, run)))
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ class Sweep:
             [(x,) for x in latents] if weights is None else [*zip(weights, latents, strict=True)]
         )
         groups = _by_implementation(rows, exponent)
-        prepare = getattr(groups[0][0], "Prepared", None) if len(groups) == 1 else None
+        prepare = getattr(groups[0][0], "PREPARED", None) if len(groups) == 1 else None
         #: What does the passes where one implementation serves all tensors.
         self.prepared: Any = None if prepare is None else prepare(weights, latents, exponent)
         self._dtype, self._strides = latents[0].dtype, [latent.stride() for latent in latents]
@@ -129,16 +129,16 @@ class Sweep:
             return measure(self.latents, grads, thresholds, self._exponent, share)
         return adopt_(self.weights, self.latents, grads, thresholds, self._exponent, share)
 
-    def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None = None) -> Record:
+    def pruned(self, thresholds: Tensor, edges: Tensor, record: PassRecord | None = None) -> PassRecord:
         """Write and count what pruning leaves (:func:`prune_`), or count it alone; ``record``, if given, is filled."""
         if self.prepared is not None:
             return _filled(record, self.prepared.pruned(thresholds, edges, record))
         if self.weights is None:
-            return _filled(record, Record(thresholds, *count(self.latents, thresholds, edges, self._exponent)))
+            return _filled(record, PassRecord(thresholds, *count(self.latents, thresholds, edges, self._exponent)))
         return prune_(self.weights, self.latents, thresholds, edges, self._exponent, record)
 
 
-def _filled(record: Record | None, found: Record) -> Record:
+def _filled(record: PassRecord | None, found: PassRecord) -> PassRecord:
     """Return ``record`` with what was found in it, where there is one that the pass has not filled itself."""
     if record is None or found.nonzero is record.nonzero:
         return found

@@ -23,7 +23,7 @@ _SPARE = 8
 
 
 @dataclass
-class Table:
+class AddressTable:
     """The addresses of weights, latents and gradients (0 where there are none), and a counter per tensor."""
 
     addresses: Tensor
@@ -46,7 +46,7 @@ class Spans:
 
 
 _spans: dict[tuple[object, ...], Spans] = {}
-_tables: OrderedDict[tuple[object, ...], Table] = OrderedDict()
+_tables: OrderedDict[tuple[object, ...], AddressTable] = OrderedDict()
 
 
 def spans_of(sizes: tuple[int, ...], device: torch.device) -> Spans:
@@ -72,7 +72,7 @@ def table_of(
     latents: Sequence[Tensor],
     grads: Sequence[Tensor | None] | None,
     spans: Spans,
-) -> Table:
+) -> AddressTable:
     """Return the addresses on the device.
 
     The last tables are remembered, as a training loop meets the same addresses again and again.
@@ -94,20 +94,20 @@ def table_of(
         return _captured(addresses, spans, device)
     host = torch.tensor(addresses)
     on_device = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
-    _tables[key] = Table(on_device, _counters(len(latents), device))
+    _tables[key] = AddressTable(on_device, _counters(len(latents), device))
     if len(_tables) > _REMEMBERED:
         _tables.popitem(last=False)
     return _tables[key]
 
 
-def _captured(addresses: list[list[int]], spans: Spans, device: torch.device) -> Table:
+def _captured(addresses: list[list[int]], spans: Spans, device: torch.device) -> AddressTable:
     """Return a table that a graph being captured fills each time it is replayed."""
     if not spans.spare:
         raise InvalidUse(f"More than {_SPARE} graphs were captured with one pruner. Build a new pruner.")
     host, counters = spans.spare.pop()
     spans.used.append((host, counters))
     host.copy_(torch.tensor(addresses))
-    return Table(torch.empty_like(host, device=device).copy_(host, non_blocking=True), counters)
+    return AddressTable(torch.empty_like(host, device=device).copy_(host, non_blocking=True), counters)
 
 
 def _counters(number: int, device: torch.device) -> Tensor:

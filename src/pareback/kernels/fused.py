@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from . import addresses, programs
-from .addresses import Spans, Table, spans_of, table_of
+from .addresses import AddressTable, Spans, spans_of, table_of
 from .layout import sweepable
-from .reference import Moments, Record
+from .reference import Moments, PassRecord
 
 WARPS = 4
 
@@ -48,7 +48,7 @@ def _interpreting() -> bool:
 class _Launch:
     """A set of tensors, ready for a kernel."""
 
-    table: Table
+    table: AddressTable
     spans: Spans
     type: object
 
@@ -80,7 +80,7 @@ class _Launch:
         return torch.empty(rows, self.spans.programs, dtype=dtype, device=self.spans.sizes.device)
 
 
-class Prepared:
+class PreparedFused:
     """Tensors that are swept again and again, and stay where they are meanwhile."""
 
     def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor], exponent: float) -> None:
@@ -102,27 +102,31 @@ class Prepared:
             self._with_grads, self._grads = _Launch.over(self._weights, self._latents, grads), found
         return _moments(self._with_grads, thresholds, self.exponent, self._adopts, share)
 
-    def own_table(self) -> Table:
+    def own_table(self) -> AddressTable:
         """Return a table that stays where it is, for graphs to read."""
         table = self._launch.table
-        return Table(table.addresses.clone(), torch.zeros_like(table.counters))
+        return AddressTable(table.addresses.clone(), torch.zeros_like(table.counters))
 
-    def point_to(self, grads: Sequence[Tensor | None], table: Table) -> None:
+    def point_to(self, grads: Sequence[Tensor | None], table: AddressTable) -> None:
         """Let a table say where the gradients of this step are."""
         found = [0 if grad is None else grad.data_ptr() for grad in grads]
         if found != self._pointed:
             self._pointed = found
             table.addresses.copy_(_Launch.over(self._weights, self._latents, grads).table.addresses)
 
-    def measured_at(self, table: Table, thresholds: Tensor, share: float) -> Moments:
+    def measured_at(self, table: AddressTable, thresholds: Tensor, share: float) -> Moments:
         """Measure what a table says, whatever that will be when a graph is replayed."""
         launch = _Launch(table, self._launch.spans, self._launch.type)
         return _moments(launch, thresholds, self.exponent, self._adopts, share)
 
-    def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
+    def pruned(self, thresholds: Tensor, edges: Tensor, record: PassRecord | None) -> PassRecord:
         """See :func:`reference.prune_` and :func:`reference.count`."""
         launch = _Launch.over(self._weights, self._latents) if _capturing(thresholds) else self._launch
         return _pruned(launch, thresholds, edges, self.exponent, record, self._adopts)
+
+
+#: What :class:`pareback.kernels.Sweep` looks for in an implementation.
+PREPARED = PreparedFused
 
 
 def _capturing(tensor: Tensor) -> bool:
@@ -165,8 +169,8 @@ def prune_(
     thresholds: Tensor,
     edges: Tensor,
     exponent: float,
-    record: Record | None = None,
-) -> Record:
+    record: PassRecord | None = None,
+) -> PassRecord:
     """See :func:`reference.prune_`. What is recorded is written by the kernel itself: no launch copies it."""
     return _pruned(_Launch.over(weights, latents), thresholds, edges, exponent, record, True)
 
@@ -178,8 +182,8 @@ def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent
 
 
 def _pruned(
-    launch: _Launch, thresholds: Tensor, edges: Tensor, exponent: float, record: Record | None, write: bool
-) -> Record:
+    launch: _Launch, thresholds: Tensor, edges: Tensor, exponent: float, record: PassRecord | None, write: bool
+) -> PassRecord:
     if record is None or record.threshold.dtype != torch.float32:
         record = _record(thresholds)
     results = [launch.room(2, torch.int32), record.nonzero, record.band, record.threshold]
@@ -187,9 +191,9 @@ def _pruned(
     return record
 
 
-def _record(thresholds: Tensor) -> Record:
+def _record(thresholds: Tensor) -> PassRecord:
     nonzero, band = torch.empty(2, len(thresholds), dtype=torch.int64, device=thresholds.device).unbind()
-    return Record(torch.empty_like(thresholds), nonzero, band)
+    return PassRecord(torch.empty_like(thresholds), nonzero, band)
 
 
 def shrunk(latents: Sequence[Tensor], thresholds: Tensor, exponent: float) -> list[Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .layout import sweepable
-from .reference import Moments, Record
+from .reference import Moments, PassRecord
 
 _PASSES = {"adopt": 0, "measure": 1, "prune": 2, "count": 3, "shrink": 4}
 _TYPES = (torch.float32, torch.bfloat16)
@@ -80,10 +80,10 @@ def prune_(
     thresholds: Tensor,
     edges: Tensor,
     exponent: float,
-    record: Record | None = None,
-) -> Record:
+    record: PassRecord | None = None,
+) -> PassRecord:
     """See :func:`reference.prune_`."""
-    return Record(thresholds, *_counts(_run("prune", weights, latents, None, thresholds, edges, exponent)))
+    return PassRecord(thresholds, *_counts(_run("prune", weights, latents, None, thresholds, edges, exponent)))
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def shrunk(latents: Sequence[Tensor], thresholds: Tensor, exponent: float) -> li
     return results
 
 
-class Table:
+class NativeTable:
     """Where tensors are, as the library reads it: written once, and again only where an address has changed."""
 
     def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor]) -> None:
@@ -150,11 +150,11 @@ class Table:
         return results
 
 
-class Prepared:
+class PreparedNative:
     """Tensors that are swept again and again, and stay where they are meanwhile."""
 
     def __init__(self, weights: Sequence[Tensor] | None, latents: Sequence[Tensor], exponent: float) -> None:
-        self.table = Table(weights, latents)
+        self.table = NativeTable(weights, latents)
         self.exponent = exponent
         self._first, self._second = ("measure", "count") if weights is None else ("adopt", "prune")
 
@@ -173,12 +173,16 @@ class Prepared:
         """See :func:`reference.adopt_` and :func:`reference.measure`."""
         return _moments(self.moments(grads, thresholds, share))
 
-    def pruned(self, thresholds: Tensor, edges: Tensor, record: Record | None) -> Record:
+    def pruned(self, thresholds: Tensor, edges: Tensor, record: PassRecord | None) -> PassRecord:
         """See :func:`reference.prune_` and :func:`reference.count`."""
-        return Record(thresholds, *_counts(self.table.run(self._second, thresholds, edges, self.exponent)))
+        return PassRecord(thresholds, *_counts(self.table.run(self._second, thresholds, edges, self.exponent)))
 
 
-def step(prepared: Prepared, control: ctypes.Structure, moments: Tensor, go: bool, scale: float) -> bool:
+#: What :class:`pareback.kernels.Sweep` looks for in an implementation.
+PREPARED = PreparedNative
+
+
+def step(prepared: PreparedNative, control: ctypes.Structure, moments: Tensor, go: bool, scale: float) -> bool:
     """Move thresholds by what was measured and prune, in one call; see control.h. Return whether a floor broke."""
     broken: int = _native.pareback_step(
         ctypes.c_void_p(prepared.table.rows.data_ptr()),
@@ -203,7 +207,7 @@ def _run(
     exponent: float,
     straight_through: float = 1.0,
 ) -> Tensor:
-    table = Table(weights, latents)
+    table = NativeTable(weights, latents)
     if grads is not None:
         table.point_to(grads)
     return table.run(name, thresholds, edges, exponent, float(straight_through))

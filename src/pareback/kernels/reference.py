@@ -23,7 +23,7 @@ class Moments(NamedTuple):
     pull: Tensor  #: Σ (w̃ − w)·∂L/∂w̃ over pruned weights
 
 
-class Record(NamedTuple):
+class PassRecord(NamedTuple):
     """What pruning leaves behind, one entry per tensor."""
 
     threshold: Tensor  #: at which it was done
@@ -79,8 +79,8 @@ def prune_(
     thresholds: Tensor,
     edges: Tensor,
     exponent: float,
-    record: Record | None = None,
-) -> Record:
+    record: PassRecord | None = None,
+) -> PassRecord:
     """Write the pruned latents to ``weights``; return the counts of :func:`count` with the thresholds.
 
     An implementation may put them into ``record`` and return that.
@@ -90,7 +90,7 @@ def prune_(
     for weight, latent, (threshold, edge) in zip(weights, latents, bounds, strict=True):
         weight.copy_(shrink(latent, threshold, exponent))
         found.append(_counts(latent, weight, threshold, edge))
-    return Record(thresholds, *_stacked_counts(found, thresholds))
+    return PassRecord(thresholds, *_stacked_counts(found, thresholds))
 
 
 def count(latents: Sequence[Tensor], thresholds: Tensor, edges: Tensor, exponent: float) -> tuple[Tensor, Tensor]:

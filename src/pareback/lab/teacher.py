@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidValue
-from .finished import network_of
+from ..runs.export import network_of
+from ..runs.folder import made_for
+from .data.sources import Source
 from .paths import expanded
-from .recipe import Recipe, TeacherRecipe
-from .run_folder import made_for
-from .sources import Source
+from .recipe.schema import Recipe, TeacherRecipe
 
 
 class Teacher:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidValue
-from . import checkpoints, files, settings
-from .checks import check, check_machine
-from .clock import Clock
-from .distributed import Team, team
-from .origins import changed_since
+from ..runs import checkpoints
+from ..runs.folder import RunFolder, Standing, result_of, resume_command
+from ..runs.origins import changed_since
+from . import files
 from .paths import expanded
-from .recipe import Recipe
-from .run_folder import RunFolder, Standing, result_of, resume_command
-from .training import Training
+from .recipe.checks import check, check_machine
+from .recipe.schema import Recipe
+from .train import settings
+from .train.distributed import Team, team
+from .train.loop import Training
+from .train.progress import Clock
 
 
 def train(
@@ -38,7 +40,7 @@ def train(
     check(recipe)
     with ExitStack() as stack:
         here = stack.enter_context(team(recipe.train.device))
-        check_machine(recipe, here)
+        check_machine(recipe, here.device, here.world)
         folder = RunFolder(Path(out))
         standing = _opened(folder, recipe, resume, force, here, stack)
         if standing == "finished":

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..curves.exactness import LIMITS, limits
-from ..curves.exactness import allowed as allowed_at
 from ..goals.budget import EXACT_RAMP
+from ..runs.exactness import LIMITS, limits
+from ..runs.exactness import allowed as allowed_at
 from ..thresholds.controller import ramp_share
 
 _UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}

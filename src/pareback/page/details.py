@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..lab.histogram import Histogram
-from ..lab.plot_style import layer
-from ..lab.record import Record
+from ..reproduce.plots import layer
+from ..runs.histogram import Histogram
+from ..runs.record import Record
 from .budget import grown, ramp, target
 from .groups import Task
 from .runs import Run

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
-from ..lab.reading import entries
-from ..lab.run_folder import INCIDENTAL
+from ..lab.recipe.reading import entries
+from ..runs.folder import INCIDENTAL
 
 #: Fields that name a run, or make it faster, and do not make it another experiment.
 _NOT_THE_EXPERIMENT = {

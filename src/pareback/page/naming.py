@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..curves.store import within
+from ..runs.store import within
 from .runs import Run
 
 

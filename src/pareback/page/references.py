@@ -13,9 +13,9 @@ from typing import Any
 from ..costs.amounts import amount
 from ..errors import InvalidValue, MissingFile
 from ..lab.optional import optional
-from ..lab.paper import TABLE2
-from ..lab.yaml_text import UNREADABLE
+from ..lab.recipe.yaml_text import UNREADABLE
 from ..messages import did_you_mean
+from ..reproduce.paper import TABLE2
 from .runs import QUANTITIES
 
 #: Lists that need no file.

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..curves.store import StoredRun, record_of, scan, within
 from ..errors import InvalidValue
-from ..lab.run_folder import resume_command
+from ..runs.folder import resume_command
+from ..runs.store import StoredRun, record_of, scan, within
 from . import details
 from .groups import Task, tasks
 from .naming import told_apart

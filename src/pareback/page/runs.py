@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..curves.store import StoredRun
 from ..errors import InvalidValue
+from ..runs.store import StoredRun
 from . import method
 from .budget import Kept, kept
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..costs.limits import Range
 from ..errors import InvalidUse
-from ..kernels import Moments, Record, Sweep, count, measure, native
+from ..kernels import Moments, PassRecord, Sweep, count, measure, native
 from ..sharding import Shards, local
 from ..thresholds.controller import BAND, Controller, Cut
 from ..thresholds.masks import MaskRule
@@ -154,7 +154,7 @@ class Step:
     def _native_for(self, sweep: Sweep) -> NativeStep | None:
         """Return the step in C++ where it can do all of this one's work; it is made anew where tensors have moved."""
         prepared = sweep.prepared
-        if not isinstance(prepared, native.Prepared) or len(sweep.latents) != len(self.parameters):
+        if not isinstance(prepared, native.PreparedNative) or len(sweep.latents) != len(self.parameters):
             return None
         if not self.controller.may_look():
             return None
@@ -180,7 +180,7 @@ class Step:
         if self._graphed is None or self._graphed.prepared is not prepared:
             from ..thresholds.graphed import GraphedStep  # Triton's, where there is one
 
-            record = Record(controller.state.threshold, *self.counts_here())
+            record = PassRecord(controller.state.threshold, *self.counts_here())
             scale = self.groups.sense
             if self.mount.pull_scale != 1.0:
                 whole = torch.full_like(controller.state.r, self.mount.pull_scale)
@@ -281,7 +281,7 @@ class Step:
                 self._rescue(part)
 
     def _prune_at(self, part: int, thresholds: Tensor, edges: Tensor) -> None:
-        record = Record(self.controller.state.threshold, *self.counts_here())
+        record = PassRecord(self.controller.state.threshold, *self.counts_here())
         members = self.groups.parts[part]
         sweep = self.mount.sweep(part, members, record.threshold)
         if len(thresholds) == len(record.threshold):

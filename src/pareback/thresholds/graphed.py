@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import Moments, Record, fused
+from ..kernels import Moments, PassRecord, fused
 from .controller import Controller, Rates, Recount
 
 #: Steps before a graph is made: the first compile the controller, and find out where memory comes to lie.
@@ -25,9 +25,9 @@ class GraphedStep:
     def __init__(
         self,
         controller: Controller,
-        prepared: fused.Prepared,
+        prepared: fused.PreparedFused,
         rates: Rates,
-        record: Record,
+        record: PassRecord,
         recount: Recount,
         share: float,
         pull_scale: Tensor | None,
@@ -78,7 +78,7 @@ class GraphedStep:
 
 
 def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Record work as a graph, without a word to other threads or to the memory that others hold."""
+    """PassRecord work as a graph, without a word to other threads or to the memory that others hold."""
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -57,7 +57,7 @@ class NativeStep:
         self,
         controller: Controller,
         rule: NativeRule,
-        prepared: native.Prepared,
+        prepared: native.PreparedNative,
         floors: Sequence[int],
         rates: Rates,
         sense: Tensor | None,
@@ -102,7 +102,7 @@ class NativeStep:
         """Let the latents take over edits of their weights, and measure them."""
         self.prepared.moments(grads, self._threshold, share, self._moments)
 
-    def look_at(self, prepared: native.Prepared) -> None:
+    def look_at(self, prepared: native.PreparedNative) -> None:
         """Prune other memory than was measured, of the same tensors."""
         self.prepared = prepared
 

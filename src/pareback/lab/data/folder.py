@@ -1,0 +1,188 @@
+"""Images in folders, one per class, as ImageNet has them: read, cropped and mirrored by several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from ...errors import InvalidValue, MissingFile
+from ...messages import listed
+from ..optional import optional
+from ..paths import expanded
+from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .sources import fingerprint
+
+#: ImageNet's, which pretrained networks expect.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Sample = tuple[str, int]
+
+
+class Folder:
+    """The images of ``path/train`` and ``path/val``, each with one folder per class.
+
+    Training takes a random part of the image, scaled to ``image_size``, and mirrors half of them; the test takes the
+    centre. What is drawn depends on seed, epoch and image alone, not on who reads it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        image_size: int = 224,
+        workers: int = 4,
+        augment: bool = True,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+    ) -> None:
+        if image_size < 1:
+            raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
+        if workers < 0:
+            raise InvalidValue(
+                f"data.workers={workers} must be at least 0, which reads in the training process itself."
+            )
+        path = expanded(path)
+        self.classes, self._train = _samples(path / "train")
+        test_classes, self._test = _samples(path / "val")
+        _check_same_classes(path, self.classes, test_classes)
+        self.size, self.test_size = len(self._train), len(self._test)
+        self.labels = len(self.classes)  # none is without images
+        # By names alone: reading ImageNet would take longer than many a training.
+        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in (*self._train, *self._test)))
+        self.shape = (3, image_size, image_size)
+        self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
+        self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
+        self._augment, self._device = augment, torch.device(device)
+        # More than the processors only wait for each other, and DataLoader warns about them.
+        self._workers = min(workers, _processors())
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
+        check_batch(self.size, batch, rank, world)
+        epoch_seed = derived_seed(seed, epoch)
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
+        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None)
+        return self._load(images, rank_part(order, batch, rank, world).tolist())
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches, each image once over all processes."""
+        shares = shares_of_test(self.test_size, batch, rank, world)
+        return self._load(_Images(self._test, self.shape[1], None), [list(share) for share in shares])
+
+    def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        loader: DataLoader[_Item] = DataLoader(
+            images,
+            batch_sampler=batches,
+            collate_fn=_collated,
+            num_workers=self._workers if batches else 0,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # else it draws from the training's own
+        )
+        # Bytes travel between processes and to the device, floats are made there.
+        for found in loader:
+            if isinstance(found, _Unreadable):
+                raise InvalidValue(found.sentence)
+            x, y = found
+            x, y = x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True)
+            yield x.float().sub_(self._mean).div_(self._std), y
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """An image that cannot be read. What a reading process raises comes back with its traceback, this as it is."""
+
+    sentence: str
+
+
+_Item = tuple[Tensor, int] | _Unreadable
+
+
+def _collated(items: list[_Item]) -> Any:
+    return next((item for item in items if isinstance(item, _Unreadable)), None) or default_collate(items)
+
+
+class _Images(Dataset[_Item]):
+    """Reads single images, cropped at random from a seed of each image's own, or at the centre without one."""
+
+    def __init__(self, samples: list[Sample], side: int, seed: int | None) -> None:
+        transforms = optional("torchvision.transforms.v2")
+        if seed is None:
+            # 256 for 224, as is usual
+            steps = [transforms.Resize(round(side / 0.875)), transforms.CenterCrop(side)]
+        else:
+            steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+        self._samples, self._seed = samples, seed
+        self._crop: Any = transforms.Compose([*steps, transforms.PILToTensor()])
+
+    def __getitem__(self, index: int) -> _Item:
+        path, label = self._samples[index]
+        image = _read(path)
+        if isinstance(image, _Unreadable):
+            return image
+        if self._seed is None:
+            return self._crop(image), label
+        # The transforms draw from torch's own generator, which is put back as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(self._seed, index))
+            return self._crop(image), label
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(path: str) -> Any:
+    pillow = optional("PIL.Image")
+    try:
+        with pillow.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        return _Unreadable(f"{path} cannot be read as an image ({error}): replace or remove it.")
+
+
+def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:
+    """Return the names of the classes and every image's path and class."""
+    classes = sorted(entry.name for entry in path.iterdir() if _is_class(entry)) if path.is_dir() else []
+    if not classes:
+        raise MissingFile(
+            f"There is no folder {path} with one folder per class in it: write data.path as the folder that holds "
+            "train/ and val/."
+        )
+    torchvision = optional("torchvision.datasets.folder")
+    numbers = {name: number for number, name in enumerate(classes)}
+    root, kinds = str(path), torchvision.IMG_EXTENSIONS
+    found = torchvision.make_dataset(root, numbers, extensions=kinds, allow_empty=True)
+    samples = [sample for sample in found if not _is_hidden(sample[0], root)]
+    filled = {label for _, label in samples}
+    empty = [name for number, name in enumerate(classes) if number not in filled]
+    if empty:
+        raise InvalidValue(
+            f"{path} has no image for {listed(empty)}: fill or remove these folders in train/ and in val/."
+        )
+    return tuple(classes), samples
+
+
+def _is_class(entry: Path) -> bool:
+    return entry.is_dir() and not entry.name.startswith(".")
+
+
+def _is_hidden(path: str, root: str) -> bool:
+    """Whether a file below ``root`` is one that notebooks or file managers left there, as in .ipynb_checkpoints."""
+    return f"{os.sep}." in path[len(root) :]
+
+
+def _check_same_classes(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> None:
+    odd = sorted(set(train) ^ set(test))
+    if odd:
+        raise InvalidValue(
+            f"train and val of {path} must have the same classes, and only one of them has {listed(odd)}."
+        )

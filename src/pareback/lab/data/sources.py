@@ -1,0 +1,134 @@
+"""What a trainer reads images from, and how a recipe's data is opened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import InvalidValue
+from ...messages import one_of
+from ..recipe.schema import DataRecipe
+from .batching import check_batch
+
+KINDS = ("digits", "mnist5000", "cifar10", "cifar100", "npz", "folder")
+
+
+class Source(Protocol):
+    """Images to train on and to test with."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their labels."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+
+    @property
+    def size(self) -> int:
+        """Training images."""
+
+    @property
+    def labels(self) -> int:
+        """Different labels among the training images, whatever classes there are."""
+
+    @property
+    def test_size(self) -> int:
+        """Test images."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells these images from others, wherever they lie."""
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches: ``batch // world`` normalised images, float32 in NCHW, and int64 labels.
+
+        The same arguments give the same bits. The ranks' parts together are the batch of world=1; a last batch that
+        is not full is left out.
+        """
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches of at most ``batch // world``, each image once over the ranks."""
+
+
+def open_source(recipe: DataRecipe, device: torch.device) -> Source:
+    """Open the images that a recipe names, small sets on the device.
+
+    >>> source = open_source(DataRecipe(), torch.device("cpu"))
+    >>> source.size, source.shape, source.classes[:3]
+    (1347, (1, 8, 8), ('0', '1', '2'))
+    """
+    one_of("data.kind", recipe.kind, KINDS)
+    source = _opened(recipe, device)
+    if source.labels < 2:
+        where = "" if recipe.path is None else f" of {recipe.path}"
+        raise InvalidValue(
+            f"All training images{where} are of one class, so that any network is right about all of them: give images "
+            "of at least two."
+        )
+    check_batch(source.size, recipe.batch_size)
+    return source
+
+
+def steps_per_epoch(source: Source, batch: int) -> int:
+    """Return how many full batches an epoch has.
+
+    >>> steps_per_epoch(open_source(DataRecipe(), torch.device("cpu")), 64)
+    21
+    """
+    check_batch(source.size, batch)
+    return source.size // batch
+
+
+def _opened(recipe: DataRecipe, device: torch.device) -> Source:
+    # Imported here so that each kind asks for its own packages alone.
+    if recipe.kind == "digits":
+        from .builtin import digits
+
+        return digits(device, recipe.augment)
+    if recipe.kind == "mnist5000":
+        from .builtin import mnist5000
+
+        return mnist5000(device, recipe.augment)
+    if recipe.path is None:
+        raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {_WHERE[recipe.kind]}.")
+    if recipe.kind == "npz":
+        from .npz import npz
+
+        return npz(recipe.path, device, recipe.augment)
+    if recipe.kind == "folder":
+        from .folder import Folder
+
+        return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
+    from .builtin import cifar
+
+    return cifar(recipe.kind, recipe.path, device, recipe.augment, recipe.download)
+
+
+_WHERE = {
+    "npz": "write the .npz file with the images",
+    "folder": "write the folder that holds train/ and val/",
+    "cifar10": "write the folder where torchvision keeps it, or downloads it to with data.download=true",
+    "cifar100": "write the folder where torchvision keeps it, or downloads it to with data.download=true",
+}
+
+
+def fingerprint(tensors: Iterable[Tensor], words: Iterable[object] = ()) -> str:
+    """Return a short hash of tensors and words, in their order.
+
+    >>> import torch
+    >>> fingerprint([torch.zeros(2)]) == fingerprint([torch.zeros(2, 1)])
+    False
+    """
+    found = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        found.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        found.update(tensor.contiguous().numpy().data)
+    found.update(repr(tuple(words)).encode())
+    return found.hexdigest()

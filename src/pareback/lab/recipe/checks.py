@@ -1,0 +1,154 @@
+"""Recipes that cannot work, or ask for what has no effect: refused before anything is read, built or written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import InvalidValue
+from .goals import goal_of
+from .reading import at, entries
+from .schema import Recipe
+
+_INF = math.inf
+#: field: the least value, whether it is allowed itself, the most (never allowed itself), an example.
+_RANGES: dict[str, tuple[float, bool, float, str]] = {
+    "seed": (0, True, 2**63, "0"),
+    "data.batch_size": (1, True, _INF, "128"),
+    "data.workers": (0, True, _INF, "4"),
+    "goal.min_size": (1, True, _INF, "1000"),
+    "optimizer.lr": (0, False, _INF, "0.1"),
+    "optimizer.momentum": (0, True, 1, "0.9"),
+    "optimizer.weight_decay": (0, True, _INF, "0.0005"),
+    "optimizer.clip": (0, False, _INF, "1.0"),
+    "schedule.every": (1, True, _INF, "40"),
+    "schedule.factor": (0, False, _INF, "0.1"),
+    "schedule.warmup": (0, True, _INF, "5"),
+    "train.epochs": (1, True, _INF, "30"),
+    "train.label_smoothing": (0, True, 1, "0.1"),
+    "train.ema": (0, True, 1, "0.999"),
+    "train.evaluate_every": (1, True, _INF, "1"),
+    "train.checkpoint_every": (1, True, _INF, "1"),
+    "teacher.weight": (0, False, 1, "0.9"),
+    "teacher.temperature": (0, False, _INF, "4.0"),
+}
+
+
+def check(recipe: Recipe) -> None:
+    """Raise InvalidValue for a recipe that cannot be trained anywhere."""
+    for key, (least, included, most, example) in _RANGES.items():
+        value = at(recipe, key)
+        if value is not None and not ((value >= least if included else value > least) and value < most):
+            if isinstance(value, int) and value >= most > 2**62:
+                raise InvalidValue(f"{key}={value!r} must be at most {int(most) - 1}. Write {key}={example}.")
+            low = f"at least {least:g}" if included else f"above {least:g}"
+            high = f" and below {most:g}" if most < 2**62 else " and finite" if isinstance(value, float) else ""
+            raise InvalidValue(f"{key}={value!r} must be {low}{high}. Write {key}={example}.")
+    if not recipe.name.strip() or set(recipe.name) & set('/\\:*?"<>|\0') or recipe.name.strip(".") == "":
+        raise InvalidValue(f"name={recipe.name!r} cannot name a folder. Write letters, digits and dashes.")
+    if recipe.optimizer.nesterov and (recipe.optimizer.kind != "sgd" or recipe.optimizer.momentum == 0.0):
+        raise InvalidValue("optimizer.nesterov needs SGD with momentum. Write optimizer.kind=sgd, or drop it.")
+    if recipe.schedule.warmup > recipe.train.epochs:
+        raise InvalidValue(
+            f"schedule.warmup={recipe.schedule.warmup:g} is longer than train.epochs={recipe.train.epochs}, so that "
+            "optimizer.lr is never reached. Write a shorter warmup, or more epochs."
+        )
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.train.device):
+        raise InvalidValue(f"train.device={recipe.train.device!r} is not known. Write auto, cpu, cuda or cuda:1.")
+    goal_of(recipe.goal)
+
+
+def check_machine(recipe: Recipe, device: torch.device, world: int) -> None:
+    """Raise InvalidValue for what this device or this number of processes cannot do."""
+    if recipe.data.batch_size % world:
+        raise InvalidValue(
+            f"data.batch_size={recipe.data.batch_size} cannot be shared evenly by {world} processes. Write a "
+            f"multiple of {world}."
+        )
+    if not recipe.train.cuda_graph:
+        return
+    if device.type != "cuda":
+        raise InvalidValue("train.cuda_graph needs a GPU, and this runs on the CPU. Write train.cuda_graph=false.")
+    if world > 1:
+        raise InvalidValue(
+            f"train.cuda_graph captures the step of one process, and there are {world}. Write train.cuda_graph=false."
+        )
+    if recipe.train.precision == "fp16":
+        raise InvalidValue(
+            "train.cuda_graph cannot hold fp16's loss scaling, which decides on the host whether to step. Write "
+            "train.precision=bf16, or train.cuda_graph=false."
+        )
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Fields that are read with some values of another one alone."""
+
+    fields: tuple[str, ...]
+    switch: str
+    values: tuple[str, ...] = ()
+    """With which they are read; with any that is set where there are none."""
+    within: tuple[str, str] | None = None
+    """The field and value under which the switch itself counts."""
+
+    def reads(self, recipe: Recipe) -> bool:
+        """Whether the fields count in a recipe."""
+        if self.within is not None and at(recipe, self.within[0]) != self.within[1]:
+            return True
+        now = at(recipe, self.switch)
+        return now in self.values if self.values else now is not None
+
+    def complaint(self, recipe: Recipe, field: str) -> str:
+        """Say that a field has no effect, and what would give it one."""
+        now, value = at(recipe, self.switch), at(recipe, field)
+        why = f"without {self.switch}" if now is None else f"with {self.switch}={now}"
+        *others, last = self.values or ("FOLDER",)
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        return f"{field}={value!r} has no effect {why}. Write {self.switch}={wanted}, or drop it."
+
+
+# Which tensors are pruned (goal.include, .exclude, .min_size) and the thresholds' rate are not here: a recipe may name
+# them for all goals that are trained from it, and have none itself, as recipes/paper/curve.yaml does.
+_USES = (
+    _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
+    _Use(("data.workers", "data.image_size"), "data.kind", ("folder",)),
+    _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
+    _Use(("model.depth", "model.width"), "model.name", ("wrn",)),
+    _Use(("teacher.weight", "teacher.temperature"), "teacher.run"),
+    _Use(("goal.shrink", "goal.ramp", "goal.straight_through"), "goal.kind", ("budget", "fixed", "unconstrained")),
+    _Use(("goal.enforce", "goal.average"), "goal.kind", ("budget",)),
+    _Use(("goal.weight",), "goal.kind", ("budget", "unconstrained")),
+    _Use(("goal.weight", "goal.average"), "goal.enforce", ("squared", "hinge"), within=("goal.kind", "budget")),
+    _Use(("goal.bound",), "goal.kind", ("fixed",)),
+    _Use(("goal.cost",), "goal.kind", ("unconstrained",)),
+    _Use(("schedule.every",), "schedule.kind", ("restarts", "step")),
+    _Use(("schedule.factor",), "schedule.kind", ("step",)),
+)
+
+
+def check_effects(recipe: Recipe, given: Collection[str], *, rest: bool = True, but: str | None = None) -> None:
+    """Raise InvalidValue for a field that was asked for and has no effect.
+
+    Asked for is what ``given`` names, as a command line does, and with ``rest`` what the recipe sets away from its
+    default, unless ``given`` has the field that decides against it: who gives another data.kind need not unset the
+    data.path of the file. Fields that begin with ``but`` are left alone.
+
+    >>> check_effects(Recipe(), ["model.width"])
+    Traceback (most recent call last):
+    pareback.errors.InvalidValue: model.width=8 has no effect with model.name=lenet-300-100. Write model.name=wrn, or
+    drop it.
+    """
+    usual = {field.key: field.default for field in entries()}
+    for use, key in _idle(recipe):
+        value = at(recipe, key)
+        left_over = value == usual[key] or use.switch in given or not rest
+        if (key in given or not left_over) and value is not None and not (but and key.startswith(but)):
+            raise InvalidValue(use.complaint(recipe, key))
+
+
+def _idle(recipe: Recipe) -> Iterator[tuple[_Use, str]]:
+    return ((use, key) for use in _USES if not use.reads(recipe) for key in use.fields)

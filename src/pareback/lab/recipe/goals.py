@@ -1,0 +1,77 @@
+"""A recipe's goal as the library's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...errors import InvalidValue
+from ...goals import Budget, Fixed, Goal, Unconstrained
+from ...pruning.pruner import Pruner
+from .schema import GoalRecipe
+
+
+def goal_of(recipe: GoalRecipe) -> Goal | None:
+    """Return the goal, or None for dense training.
+
+    >>> goal_of(GoalRecipe(kind="fixed", sparsity=0.85))
+    Fixed(sparsity=0.85, bound='search')
+    >>> goal_of(GoalRecipe(sparsity=0.85))
+    Traceback (most recent call last):
+    pareback.errors.InvalidValue: goal.sparsity=0.85 has no effect with goal.kind=dense. Write goal.kind=budget, or drop
+    it.
+    """
+    takes = {"budget": {"sparsity", "params", "flops", "bytes"}, "fixed": {"sparsity"}}.get(recipe.kind, set())
+    for limit in ("sparsity", "params", "flops", "bytes"):
+        value = getattr(recipe, limit)
+        if value is not None and limit not in takes:
+            raise InvalidValue(
+                f"goal.{limit}={value!r} has no effect with goal.kind={recipe.kind}. Write goal.kind=budget, or drop "
+                "it."
+            )
+    if recipe.kind == "dense":
+        return None
+    if recipe.kind == "unconstrained":
+        return Unconstrained(weight=recipe.weight, cost=recipe.cost)
+    if recipe.kind == "fixed":
+        if recipe.sparsity is None:
+            raise InvalidValue("goal.kind=fixed needs a sparsity. Write goal.sparsity=0.85.")
+        return Fixed(sparsity=recipe.sparsity, bound=recipe.bound)
+    if all(getattr(recipe, limit) is None for limit in takes):
+        raise InvalidValue(
+            "goal.kind=budget needs a limit. Write goal.sparsity=0.95, or goal.params, .flops or .bytes."
+        )
+    return Budget(
+        sparsity=recipe.sparsity,
+        params=recipe.params,
+        flops=recipe.flops,
+        bytes=recipe.bytes,
+        enforce=recipe.enforce,
+        weight=recipe.weight,
+        average=recipe.average,
+    )
+
+
+def pruner_of(
+    recipe: GoalRecipe, model: nn.Module, optimizer: Optimizer, total_steps: int, shape: tuple[int, ...]
+) -> Pruner | None:
+    """Return the pruner at work on the model, or None for dense training. ``shape`` is that of one image."""
+    goal = goal_of(recipe)
+    if goal is None:
+        return None
+    device = next(model.parameters()).device
+    return Pruner(
+        model,
+        optimizer,
+        goal,
+        total_steps=total_steps,
+        shrink=recipe.shrink,
+        ramp=recipe.ramp,
+        straight_through=recipe.straight_through,
+        include=recipe.include,
+        exclude=recipe.exclude,
+        min_size=recipe.min_size,
+        example_inputs=torch.zeros(1, *shape, device=device) if goal.needs_flops() else None,
+        threshold_lr=recipe.threshold_lr,
+    )

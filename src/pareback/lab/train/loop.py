@@ -1,0 +1,320 @@
+"""A recipe at work: its epochs, checkpoints and landing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InvalidUse, InvalidValue, UserError
+from ...runs import checkpoints
+from ...runs.folder import RunFolder, resume_command, started
+from ...runs.origins import changed, origins
+from .. import environment, files
+from ..data.sources import open_source, steps_per_epoch
+from ..recipe.reading import to_dict
+from ..recipe.schema import Recipe
+from . import interrupts, outcome, settings
+from .distributed import Team
+from .evaluate import evaluate
+from .optimizers import rate
+from .progress import Board, Clock, Display, Silent, UnheardError, progress
+from .state import Parts
+from .tally import Sums, Tally
+
+#: Seconds between two looks at the running epoch.
+_LOOK = 0.25
+
+
+class Training:
+    """One recipe at work in its folder, and how far it has come."""
+
+    def __init__(self, recipe: Recipe, here: Team, folder: RunFolder, clock: Clock) -> None:
+        self._recipe, self._team, self._folder, self._clock = recipe, here, folder, clock
+        self._source = open_source(recipe.data, here.device)
+        self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
+        self._total = recipe.train.epochs * self._per_epoch
+        self._parts = Parts(recipe, here, self._source, self._total)
+        self._origins = origins(recipe, self._source)
+        self._step = self._parts.step
+        self._checkpoints = checkpoints.Checkpoints(folder.checkpoint)
+        self._interrupts = interrupts.Interrupts()
+        self._progress: Display = Silent()
+        self._board = Board(None)
+        self._epoch, self._within = 0, 0  # complete epochs, and steps of the one under way
+        self._rows: list[dict[str, Any]] = []
+        self._resumed = 0
+        self._saved: int | None = None  # steps in the last checkpoint
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        other = changed(state.get("origins", {}), self._origins, self._recipe)
+        if other:
+            raise InvalidValue(
+                f"The run in {str(self._folder.path)!r} cannot go on: {other}. Give what it was begun with, or train "
+                "anew with another --out."
+            )
+        self._take_over(state["parts"])
+        self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
+        self._clock.load(state["seconds"])
+        self._resumed = state["resumed"] + 1
+        self._saved = self._steps
+        if len(state["random"]) == self._team.world:
+            settings.restore_random_state(state["random"][self._team.rank], self._team.device)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        try:
+            self._parts.load_state_dict(state)
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's, of names and shapes
+            raise InvalidUse(
+                f"The checkpoint {str(self._folder.checkpoint)!r} does not fit the recipe's network, which may have "
+                "changed since. Put it back as it was, or begin anew with --force."
+            ) from error
+
+    def _save(self) -> None:
+        """Write a checkpoint of this moment, in the background."""
+        random = self._team.gather(settings.random_state(self._team.device))
+        if self._team.leads:
+            self._checkpoints.save(
+                {
+                    "recipe": to_dict(self._recipe),
+                    "origins": self._origins,
+                    "epoch": self._epoch,
+                    "within": self._within,
+                    "rows": self._rows,
+                    "seconds": self._clock.seconds(),
+                    "resumed": self._resumed,
+                    "random": random,
+                    "parts": self._parts.state_dict(),
+                }
+            )
+        self._saved = self._steps
+
+    @property
+    def _steps(self) -> int:
+        return self._epoch * self._per_epoch + self._within
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self, quiet: bool = True) -> dict[str, Any]:
+        """Train to the end, write what came of it, and return it."""
+        about = environment.describe(self._team.device) | {"processes": self._team.world}
+        if self._resumed:
+            about["start"] = started(self._folder.path).get("start", about["start"])
+        if self._team.leads:
+            self._folder.begin(self._recipe, about, self._rows)
+            self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
+        self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
+        try:
+            with self._interrupts.listening():
+                while self._epoch < self._recipe.train.epochs:
+                    self._train_epoch()
+            result = self._land(about)
+        except UnheardError:
+            self._stop(interrupts.PIPE)
+        except KeyboardInterrupt as error:
+            self._checkpoints.wait()
+            raise error if isinstance(error, interrupts.Interrupted) else self._stopped(signal.SIGINT) from error
+        finally:
+            self._progress.close()
+            self._board.close()
+            self._checkpoints.wait()
+        if self._team.leads:
+            files.write_json(self._folder.result, result)  # last: where it is, everything else is
+            checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
+        return self._team.share(result)
+
+    def _train_epoch(self) -> None:
+        began, first = time.monotonic(), self._within
+        if not first:
+            self._step.tally.clear()
+        self._parts.model.train()
+        looked = began
+        batches = islice(self._batches(), first, None)
+        while (batch := self._next(batches)) is not None:
+            self._step(*batch, self._rate())
+            self._within += 1
+            if not self._clock.is_started and self._step.settled:
+                self._synchronize()
+                self._clock.started()
+                began, first = time.monotonic(), self._within
+            if self._interrupts.asked is not None:
+                self._stop(self._interrupts.asked)
+            if time.monotonic() - looked > _LOOK:
+                looked = time.monotonic()
+                self._look(looked - began, first)
+        self._close_epoch(began, first)
+
+    def _next(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+        try:
+            return next(batches, None)
+        except Exception:
+            # Ctrl-C reaches the processes that read images as well, and they may be gone first.
+            if self._interrupts.asked is not None:
+                self._stop(self._interrupts.asked)
+            raise
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._source.batches(
+            self._epoch,
+            batch=self._recipe.data.batch_size,
+            seed=self._recipe.seed,
+            rank=self._team.rank,
+            world=self._team.world,
+        )
+
+    def _rate(self, steps_ago: int = 0) -> float:
+        recipe, step = self._recipe, self._steps - steps_ago
+        return rate(recipe.schedule, recipe.optimizer.lr, step, self._per_epoch, self._total)
+
+    def _look(self, seconds: float, first: int) -> None:
+        """Show where the epoch stands, and stop if its loss is lost."""
+        sums = self._step.tally.peek()
+        if sums is None or sums.steps <= first:
+            return
+        if sums.bad is not None and self._team.world == 1:  # several processes agree on it at the epoch's end
+            raise self._lost(sums.bad)
+        pace = seconds / (sums.steps - first)
+        left = pace * (self._total - self._epoch * self._per_epoch - sums.steps)
+        self._progress.step(self._epoch + 1, sums, self._recipe.data.batch_size / pace, left)
+
+    def _close_epoch(self, began: float, first: int) -> None:
+        sums = self._agreed()
+        trained = time.monotonic() - began
+        self._clock.started()
+        self._clock.add("train", trained)
+        last = self._epoch + 1 == self._recipe.train.epochs
+        tested = None
+        if last or (self._epoch + 1) % self._recipe.train.evaluate_every == 0:
+            self._team.align(self._parts.model)
+            tested = self._evaluate(self._parts.model)
+        images = (self._within - first) * self._recipe.data.batch_size
+        row = {
+            "epoch": self._epoch + 1,
+            "step": self._steps,
+            "lr": self._rate(steps_ago=1),
+            "loss": sums.mean_loss,
+            "accuracy": sums.accuracy,
+            "test_loss": None if tested is None else tested.mean_loss,
+            "test_accuracy": None if tested is None else tested.accuracy,
+            **self._sparsity(),
+            "images_per_second": images / trained if images else None,
+            "seconds": self._clock.total(),
+        }
+        self._rows.append(row)
+        self._epoch, self._within = self._epoch + 1, 0
+        if self._team.leads:
+            self._folder.append(row)
+            self._board.add(row)
+        self._progress.epoch(row, (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch))
+        if last or self._epoch % self._recipe.train.checkpoint_every == 0:
+            self._save()
+
+    def _agreed(self) -> Sums:
+        """Return the epoch's sums over all processes; raise where anything is not finite, before it is saved."""
+        mine = self._step.tally.read()
+        bad = [step for step in self._team.gather(mine.bad) if step is not None]
+        if bad:
+            raise self._lost(min(bad))
+        if mine.steps != self._per_epoch:
+            raise RuntimeError(f"The data gave {mine.steps} batches in an epoch of {self._per_epoch}.")
+        if not self._parts.finite():
+            raise self._lost(self._within, "weights are")
+        sums = self._step.tally.sums.clone()
+        self._team.add(sums)
+        return Tally.sums_of(sums)
+
+    def _lost(self, step: int, what: str = "loss is") -> FloatingPointError:
+        """Return the error of numbers that are not finite, at a step (from 1) of the present epoch."""
+        done = self._epoch * self._per_epoch + step
+        kept = (
+            "no checkpoint had been written yet"
+            if self._saved is None
+            else f"the last good checkpoint is {str(self._folder.checkpoint)!r}, after step {self._saved}"
+        )
+        return FloatingPointError(
+            f"The {what} not finite at step {done} (epoch {self._epoch + 1}); {kept}. Train anew with a lower "
+            "optimizer.lr, or with optimizer.clip=1.0."
+        )
+
+    def _stop(self, number: int) -> NoReturn:
+        """Save this step's state, or leave the last checkpoint where processes cannot agree on one, and stop."""
+        if self._team.world == 1:
+            bad = self._step.tally.read().bad
+            if bad is not None:
+                raise self._lost(bad)
+            self._save()
+        self._checkpoints.wait()
+        raise self._stopped(number)
+
+    def _stopped(self, number: int) -> interrupts.Interrupted:
+        saved = "before the first step" if self._saved is None else f"after step {self._saved}"
+        again = resume_command(self._folder.path)
+        return interrupts.Interrupted(f"Stopped; saved {saved} of {self._total}. Go on with: {again}", number)
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def _evaluate(self, net: nn.Module) -> Sums:
+        with self._clock.part("evaluate"):
+            per_process = self._recipe.data.batch_size // self._team.world
+            return evaluate(net, self._source, self._parts.forward, self._team, per_process)
+
+    def _sparsity(self) -> dict[str, float | int | None]:
+        if self._parts.pruner is None:
+            return {"sparsity": None, "nonzeros": None}
+        nonzeros = sum(self._parts.pruner.counts())
+        return {
+            "sparsity": 1.0 - nonzeros / sum(p.numel() for p in self._parts.pruner.parameters),
+            "nonzeros": nonzeros,
+        }
+
+    def _land(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Finish the pruner, evaluate the plain model that is left and write it; return the result."""
+        last = self._rows[-1]
+        accuracy, loss, ema_accuracy = last["test_accuracy"], last["test_loss"], None
+        counts = outcome.finish_and_count(self._parts.model, self._parts.pruner)
+        counts |= outcome.flops(self._parts.model, counts["tensors"], self._source.shape)
+        if self._parts.pruner is not None:
+            tested = self._evaluate(self._parts.model)
+            accuracy, loss = tested.accuracy, tested.mean_loss
+        if self._parts.average is not None:
+            average = self._parts.average.pruned()
+            self._team.align(average)
+            ema_accuracy = self._evaluate(average).accuracy
+            if self._team.leads:
+                outcome.save(average, self._folder.average)
+        if self._team.leads:
+            outcome.save(self._parts.model, self._folder.model)
+        return {
+            "name": self._recipe.name,
+            "seed": self._recipe.seed,
+            "accuracy": accuracy,
+            "accuracy_before_finish": last["test_accuracy"],
+            "ema_accuracy": ema_accuracy,
+            "test_loss": loss,
+            **counts,
+            "epochs": self._epoch,
+            "steps": self._steps,
+            "seconds": self._clock.seconds(),
+            "resumed": self._resumed,
+            "recipe": to_dict(self._recipe),
+            "origins": self._origins,
+            "environment": about,
+            "classes": len(self._source.classes),
+            "images": {"train": self._source.size, "test": self._source.test_size},
+            "shape": list(self._source.shape),
+            "complete": True,
+        }
+
+    def _synchronize(self) -> None:
+        if self._team.device.type == "cuda":
+            torch.cuda.synchronize(self._team.device)

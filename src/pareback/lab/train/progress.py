@@ -1,0 +1,218 @@
+"""What a person sees while a model trains, what TensorBoard is given, and where the seconds went."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..optional import optional
+from .tally import Sums
+
+_MINUTE = 60.0
+
+
+class UnheardError(Exception):
+    """Nobody reads what is shown any more, as after ``| head -1``."""
+
+
+class Display(Protocol):
+    """Hears of the training as it goes."""
+
+    def say(self, text: str) -> None:
+        """Show a sentence."""
+
+    def step(self, epoch: int, sums: Sums, speed: float, left: float) -> None:
+        """Show where an epoch (from 1) stands, its images per second and the seconds left of the training."""
+
+    def epoch(self, row: dict[str, Any], left: float) -> None:
+        """Show a finished epoch's metrics."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def progress(epochs: int, steps: int, quiet: bool) -> Display:
+    """Return what suits the place: nothing if ``quiet``, a live line on a terminal, else plain lines."""
+    if quiet:
+        return Silent()
+    return Live(epochs, steps) if sys.stdout.isatty() else PlainLines(epochs)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def say(self, text: str) -> None:
+        """Ignore it."""
+
+    def step(self, epoch: int, sums: Sums, speed: float, left: float) -> None:
+        """Ignore it."""
+
+    def epoch(self, row: dict[str, Any], left: float) -> None:
+        """Ignore it."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PlainLines(Silent):
+    """A line per epoch."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+        self._said = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError as error:
+            raise UnheardError("Nobody reads the output any more.") from error
+        self._said = time.monotonic()
+
+    def step(self, epoch: int, sums: Sums, speed: float, left: float) -> None:
+        """Print a line a minute, so that a long epoch is not silent."""
+        if time.monotonic() - self._said > _MINUTE:
+            parts = [f"epoch {epoch}/{self._epochs}", f"step {sums.steps}", *_running(sums), _speed(speed), _left(left)]
+            self.say("  ".join(parts))
+
+    def epoch(self, row: dict[str, Any], left: float) -> None:
+        """Print the epoch's line."""
+        self.say(line(row, self._epochs, left))
+
+
+class Live(PlainLines):
+    """Lines of finished epochs above a bar that moves."""
+
+    def __init__(self, epochs: int, steps: int) -> None:
+        super().__init__(epochs)
+        bars = optional("rich.progress")
+        self._bar = bars.Progress(
+            bars.TextColumn("epoch {task.fields[epoch]}"),
+            bars.BarColumn(bar_width=24),
+            bars.TextColumn("{task.fields[about]}"),
+            transient=True,
+        )
+        self._steps, self._known = steps, ""
+        self._task = self._bar.add_task("", total=steps, epoch=f"1/{epochs}", about="starting")
+        self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Print it above the bar."""
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def step(self, epoch: int, sums: Sums, speed: float, left: float) -> None:
+        """Move the bar."""
+        parts = [*_running(sums), self._known, _speed(speed), _left(left)]
+        about = "  ".join(part for part in parts if part)
+        self._bar.update(self._task, completed=sums.steps, epoch=f"{epoch}/{self._epochs}", about=about)
+
+    def epoch(self, row: dict[str, Any], left: float) -> None:
+        """Print the epoch's line and begin the next bar."""
+        super().epoch(row, left)
+        self._known = _result(row)
+        self._bar.update(self._task, completed=0, epoch=f"{min(row['epoch'] + 1, self._epochs)}/{self._epochs}")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+
+def line(row: dict[str, Any], epochs: int, left: float) -> str:
+    """Return an epoch's metrics in one line.
+
+    >>> row = {"epoch": 3, "loss": 0.25, "accuracy": 91.5, "test_accuracy": 90.0, "sparsity": 0.95}
+    >>> line({**row, "images_per_second": 12000.0}, 30, 65.0)
+    'epoch  3/30  loss 0.2500  train 91.50 %  test 90.00 %  sparsity 95.00 %  12,000 images/s  0:01:05 left'
+    """
+    place = f"epoch {row['epoch']:{len(str(epochs))}}/{epochs}"
+    parts = [place, f"loss {row['loss']:.4f}", f"train {row['accuracy']:.2f} %", _result(row)]
+    parts += [_speed(row["images_per_second"] or 0.0), _left(left) if row["epoch"] < epochs else ""]
+    return "  ".join(part for part in parts if part)
+
+
+def _running(sums: Sums) -> list[str]:
+    return [f"loss {sums.mean_loss:.4f}", f"train {sums.accuracy:.2f} %"]
+
+
+def _result(row: dict[str, Any]) -> str:
+    test = "" if row["test_accuracy"] is None else f"test {row['test_accuracy']:.2f} %"
+    sparsity = "" if row["sparsity"] is None else f"sparsity {100 * row['sparsity']:.2f} %"
+    return "  ".join(part for part in (test, sparsity) if part)
+
+
+def _speed(images: float) -> str:
+    return f"{images:,.0f} images/s" if images else ""
+
+
+def _left(seconds: float) -> str:
+    return f"{timedelta(seconds=round(seconds))} left"
+
+
+class Board:
+    """Writes each epoch's numbers to ``path``, or nowhere if that is None."""
+
+    def __init__(self, path: Path | None, epochs: int = 0) -> None:
+        self._writer: Any = None
+        if path is not None:
+            optional("tensorboard")
+            # What a run that was killed wrote after its checkpoint comes again.
+            self._writer = optional("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=epochs + 1)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Write one epoch's metrics."""
+        if self._writer is not None:
+            for name, value in row.items():
+                if name != "epoch" and value is not None:
+                    self._writer.add_scalar(name, value, row["epoch"])
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Clock:
+    """Seconds since ``began``, of which some belong to named parts."""
+
+    def __init__(self, began: float | None = None) -> None:
+        self._began = time.monotonic() if began is None else began
+        self._before = 0.0
+        self._parts = {"start": 0.0, "train": 0.0, "evaluate": 0.0}
+        self.is_started = False
+
+    def total(self) -> float:
+        """Seconds of this process, and of those whose run it goes on with."""
+        return self._before + time.monotonic() - self._began
+
+    def started(self) -> None:
+        """Count everything up to now as the start; once."""
+        if not self.is_started:
+            self._parts["start"] += time.monotonic() - self._began
+            self.is_started = True
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what is done within."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._parts[name] += time.monotonic() - began
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self._parts[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Return total and parts."""
+        return {"total": self.total(), **self._parts}
+
+    def load(self, seconds: dict[str, float]) -> None:
+        """Go on from what was saved."""
+        self._before = seconds["total"]
+        self._parts = {name: self._parts[name] + seconds[name] for name in self._parts}

@@ -1,0 +1,129 @@
+"""One optimizer step, sums and average included: launched operator by operator, or replayed as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..recipe.schema import Recipe
+from ..teacher import Teacher
+from .ema import WeightAverage
+from .optimizers import set_rate
+from .tally import Tally
+
+#: Steps before a graph is captured: compilers, autotuning and the optimizer's state come to be in them.
+WARM_UP = 4
+
+
+@dataclass(frozen=True)
+class Forward:
+    """How a network is called: precision and memory format."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    channels_last: bool
+
+    @staticmethod
+    def of(recipe: Recipe, device: torch.device) -> Forward:
+        """Return a recipe's way."""
+        dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.train.precision]
+        return Forward(device, dtype, recipe.train.channels_last)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How images lie in memory."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def images(self, x: Tensor) -> Tensor:
+        """Return images as the network likes them."""
+        return x.to(self.device, non_blocking=True).contiguous(memory_format=self.memory_format)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which the network runs."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
+
+
+class TrainStep:
+    """Moves the weights by one batch. Nothing in it waits for the device."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        net: nn.Module,
+        optimizer: Optimizer,
+        average: WeightAverage | None,
+        forward: Forward,
+        teacher: Teacher | None = None,
+    ) -> None:
+        self._teacher = teacher
+        self._net, self._optimizer, self._average, self._forward = net, optimizer, average, forward
+        self._smoothing, self._clip = recipe.train.label_smoothing, recipe.optimizer.clip
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.tally = Tally(forward.device)
+        scaled = recipe.train.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(forward.device.type, enabled=scaled)
+        self._inputs: tuple[Tensor, Tensor] | None = None
+        self._replay: Callable[[], Any] | None = None
+        self._until_captured = WARM_UP if recipe.train.cuda_graph else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the steps to come are like the last one: compiled, and captured if they are to be."""
+        return self._until_captured is None or self._replay is not None
+
+    def __call__(self, x: Tensor, y: Tensor, rate: float) -> None:
+        """Take a step on a batch at a learning rate."""
+        set_rate(self._optimizer, rate)
+        if self._until_captured is None:
+            self._work(self._forward.images(x), y.to(self._forward.device, non_blocking=True))
+            return
+        x_here, y_here = self._static(x, y)
+        if self._replay is None and self._until_captured == 0:
+            self._replay = _captured(lambda: self._work(x_here, y_here))
+        if self._replay is None:
+            self._until_captured -= 1
+            self._work(x_here, y_here)
+        else:
+            self._replay()
+
+    def _static(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy a batch to where the graph reads it."""
+        if self._inputs is None:
+            images = torch.empty_like(x, device=self._forward.device, memory_format=self._forward.memory_format)
+            self._inputs = images, torch.empty_like(y, device=self._forward.device)
+        self._inputs[0].copy_(x, non_blocking=True)
+        self._inputs[1].copy_(y, non_blocking=True)
+        return self._inputs
+
+    def _work(self, x: Tensor, y: Tensor) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._forward.autocast():
+            logits = self._net(x)
+            loss = F.cross_entropy(logits.float(), y, label_smoothing=self._smoothing)
+            if self._teacher is not None:
+                loss = self._teacher.loss(loss, logits, self._teacher.answers(x))
+        self.scaler.scale(loss).backward()
+        if self._clip is not None:
+            self.scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+        self.tally.add(loss, logits, y)
+        if self._average is not None:
+            self._average.update()
+
+
+def _captured(work: Callable[[], None]) -> Callable[[], Any]:
+    """Capture what ``work`` launches on the current stream, without running it."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: what other threads do, such as pinning memory for the next batch, is not part of it.
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        work()
+    return graph.replay

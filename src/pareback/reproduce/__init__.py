@@ -1,0 +1,1 @@
+"""The paper's tables and figures, trained again, and the demo."""
