@@ -23,7 +23,7 @@ from pareback.lab.recipe.schema import Recipe
 from pareback.lab.trainer import train
 from pareback.runs import store
 from pareback.runs.record import read_record
-from pareback.runs.store import StoredRun, folder, keep, key, look, record_of, scan, within
+from pareback.runs.store import StoredRun, decisive, folder, keep, key, look, record_of, scan, within
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,20 @@ def test_where_and_how_do_not_change_the_key_and_everything_else_does() -> None:
     others = [{"name": "b"}, {"seed": 1}, {"goal.kind": "budget"}, {"train.epochs": 29}, {"goal.include": "a,b"}]
     keys = {key(override(Recipe(), change)) for change in others}
     assert len(keys | {key(Recipe())}) == 6
+
+
+def test_a_field_that_came_later_counts_only_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs from before there was a field, and those that leave it alone, have the keys that they always had."""
+    for section, name, other in [("train", "ema", 0.9), ("goal", "bound", "gaussian"), ("optimizer", "nesterov", True)]:
+        before = to_dict(Recipe())
+        del before[section][name]
+        with monkeypatch.context() as later:
+            known = store._COUNTED_ALWAYS
+            later.setitem(known, section, " ".join(word for word in known[section].split() if word != name))
+            assert decisive(before) == decisive(to_dict(Recipe()))
+            assert key(override(Recipe(), {f"{section}.{name}": other})) != key(Recipe())
+    # What the first version gave, which folders of runs are named by.
+    assert [key(Recipe()), key(Recipe(seed=1))] == ["e362c0cfbe", "bf5de6781f"]
 
 
 def test_another_teacher_is_another_run_and_another_folder_of_it_is_not() -> None:

@@ -15,10 +15,19 @@ from torch import Tensor
 from ...errors import InvalidUse, InvalidValue, MissingFile
 from ..optional import optional
 from ..paths import expanded
+from ..recipe import DataRecipe
 from .augment import Shift
 from .in_memory import InMemory
 
 CLASSES = tuple("0123456789")
+
+
+def opened(recipe: DataRecipe, device: torch.device) -> InMemory:
+    """Open what a recipe asks for."""
+    if recipe.kind in ("digits", "mnist5000"):
+        return (digits if recipe.kind == "digits" else mnist5000)(device, recipe.augment)
+    assert recipe.path is not None  # as its kind says
+    return cifar(recipe.kind, recipe.path, device, recipe.augment, recipe.download)
 
 
 def digits(device: torch.device, augment: bool = True) -> InMemory:

@@ -16,6 +16,7 @@ from ...errors import InvalidValue, MissingFile
 from ...messages import listed
 from ..optional import optional
 from ..paths import expanded
+from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .sources import fingerprint
 
@@ -23,6 +24,12 @@ from .sources import fingerprint
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Sample = tuple[str, int]
+
+
+def opened(recipe: DataRecipe, device: torch.device) -> Folder:
+    """Open what a recipe asks for."""
+    assert recipe.path is not None  # as its kind says
+    return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
 
 
 class Folder:

@@ -11,12 +11,19 @@ from ...errors import InvalidValue, MissingFile
 from ...messages import listed
 from ..optional import optional
 from ..paths import expanded
+from ..recipe import DataRecipe
 from .augment import Shift
 from .in_memory import InMemory
 
 KEYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 #: How many channels images have: grey, colours, colours and opacity.
 _CHANNELS = (1, 3, 4)
+
+
+def opened(recipe: DataRecipe, device: torch.device) -> InMemory:
+    """Open what a recipe asks for."""
+    assert recipe.path is not None  # as its kind says
+    return npz(recipe.path, device, recipe.augment)
 
 
 def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemory:

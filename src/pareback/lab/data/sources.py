@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +15,25 @@ from ...messages import one_of
 from ..recipe.schema import DataRecipe
 from .batching import check_batch
 
-KINDS = ("digits", "mnist5000", "cifar10", "cifar100", "npz", "folder")
+
+class _Kind(NamedTuple):
+    """A kind of data: the module of this room whose ``opened(recipe, device)`` opens it, and what its path is."""
+
+    module: str
+    path: str = ""
+
+
+_CIFAR = _Kind("builtin", "write the folder where torchvision keeps it, or downloads it to with data.download=true")
+#: A new kind is a module here, a line of this table, and a word in DataRecipe.
+_KINDS = {
+    "digits": _Kind("builtin"),
+    "mnist5000": _Kind("builtin"),
+    "cifar10": _CIFAR,
+    "cifar100": _CIFAR,
+    "npz": _Kind("npz", "write the .npz file with the images"),
+    "folder": _Kind("folder", "write the folder that holds train/ and val/"),
+}
+KINDS = tuple(_KINDS)
 
 
 class Source(Protocol):
@@ -87,36 +106,13 @@ def steps_per_epoch(source: Source, batch: int) -> int:
 
 
 def _opened(recipe: DataRecipe, device: torch.device) -> Source:
+    kind = _KINDS[recipe.kind]
+    if kind.path and recipe.path is None:
+        raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {kind.path}.")
     # Imported here so that each kind asks for its own packages alone.
-    if recipe.kind == "digits":
-        from .builtin import digits
-
-        return digits(device, recipe.augment)
-    if recipe.kind == "mnist5000":
-        from .builtin import mnist5000
-
-        return mnist5000(device, recipe.augment)
-    if recipe.path is None:
-        raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {_WHERE[recipe.kind]}.")
-    if recipe.kind == "npz":
-        from .npz import npz
-
-        return npz(recipe.path, device, recipe.augment)
-    if recipe.kind == "folder":
-        from .folder import Folder
-
-        return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
-    from .builtin import cifar
-
-    return cifar(recipe.kind, recipe.path, device, recipe.augment, recipe.download)
-
-
-_WHERE = {
-    "npz": "write the .npz file with the images",
-    "folder": "write the folder that holds train/ and val/",
-    "cifar10": "write the folder where torchvision keeps it, or downloads it to with data.download=true",
-    "cifar100": "write the folder where torchvision keeps it, or downloads it to with data.download=true",
-}
+    module: Any = importlib.import_module(f".{kind.module}", __package__)
+    source: Source = module.opened(recipe, device)
+    return source
 
 
 def fingerprint(tensors: Iterable[Tensor], words: Iterable[object] = ()) -> str:

@@ -59,6 +59,10 @@ def check(recipe: Recipe) -> None:
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.train.device):
         raise InvalidValue(f"train.device={recipe.train.device!r} is not known. Write auto, cpu, cuda or cuda:1.")
+    for use in _LIMITS:  # wherever it was written: a target that is not kept to must not pass in silence
+        for key in use.fields:
+            if at(recipe, key) is not None and not use.reads(recipe):
+                raise InvalidValue(use.complaint(recipe, key))
     goal_of(recipe.goal)
 
 
@@ -111,6 +115,10 @@ class _Use:
         return f"{field}={value!r} has no effect {why}. Write {self.switch}={wanted}, or drop it."
 
 
+_LIMITS = (
+    _Use(("goal.sparsity",), "goal.kind", ("budget", "fixed")),
+    _Use(("goal.params", "goal.flops", "goal.bytes"), "goal.kind", ("budget",)),
+)
 # Which tensors are pruned (goal.include, .exclude, .min_size) and the thresholds' rate are not here: a recipe may name
 # them for all goals that are trained from it, and have none itself, as recipes/paper/curve.yaml does.
 _USES = (

@@ -11,25 +11,16 @@ from ...goals import Budget, Fixed, Goal, Unconstrained
 from ...pruning.pruner import Pruner
 from .schema import GoalRecipe
 
+#: What a budget can limit.
+LIMITS = ("sparsity", "params", "flops", "bytes")
+
 
 def goal_of(recipe: GoalRecipe) -> Goal | None:
     """Return the goal, or None for dense training.
 
     >>> goal_of(GoalRecipe(kind="fixed", sparsity=0.85))
     Fixed(sparsity=0.85, bound='search')
-    >>> goal_of(GoalRecipe(sparsity=0.85))
-    Traceback (most recent call last):
-    pareback.errors.InvalidValue: goal.sparsity=0.85 has no effect with goal.kind=dense. Write goal.kind=budget, or drop
-    it.
     """
-    takes = {"budget": {"sparsity", "params", "flops", "bytes"}, "fixed": {"sparsity"}}.get(recipe.kind, set())
-    for limit in ("sparsity", "params", "flops", "bytes"):
-        value = getattr(recipe, limit)
-        if value is not None and limit not in takes:
-            raise InvalidValue(
-                f"goal.{limit}={value!r} has no effect with goal.kind={recipe.kind}. Write goal.kind=budget, or drop "
-                "it."
-            )
     if recipe.kind == "dense":
         return None
     if recipe.kind == "unconstrained":
@@ -38,7 +29,7 @@ def goal_of(recipe: GoalRecipe) -> Goal | None:
         if recipe.sparsity is None:
             raise InvalidValue("goal.kind=fixed needs a sparsity. Write goal.sparsity=0.85.")
         return Fixed(sparsity=recipe.sparsity, bound=recipe.bound)
-    if all(getattr(recipe, limit) is None for limit in takes):
+    if all(getattr(recipe, limit) is None for limit in LIMITS):
         raise InvalidValue(
             "goal.kind=budget needs a limit. Write goal.sparsity=0.95, or goal.params, .flops or .bytes."
         )
