@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 #: Modules may import from their own layer or from those above them in this list.
 LAYERS = [
-    {"_version", "_early_interrupt", "errors", "messages", "shrink"},
+    {"_version", "_early_interrupt", "errors", "files", "messages", "shrink"},
     {"costs"},
     {"kernels", "sharding"},
     {"thresholds"},

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from pareback.artifact import save
-from pareback.artifact.container import CHECKSUMS, Reader
-from pareback.artifact.errors import BadFile
-from pareback.artifact.header import checksum
+from pareback.artifact import BadFile, save
+from pareback.artifact.container import CHECKSUMS, Reader, checksum
 
 #: Values that break what is not prepared for them.
 NASTY: list[Any] = [-1, 0, 1, 2, 7, 8, 255, 2**31, 2**40, 2**56, 2**60, 2**63, 2**64, -(2**63), 10**30, 1.5, 1e308]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pareback.artifact import describe, load, save
-from pareback.artifact.dtypes import FORMS, nonzero
+from pareback.artifact.elements import FORMS, nonzero
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

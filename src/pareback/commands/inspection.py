@@ -19,9 +19,10 @@ def _options(parser: Parser) -> None:
 
 def _run(options: Namespace) -> None:
     from ..artifact import describe
+    from ..artifact.weights import holds_pare
     from ..lab.inspection import inspect_path
 
-    report = describe(options.path) if options.path.suffix == ".pare" else inspect_path(options.path)
+    report = describe(options.path) if holds_pare(options.path) else inspect_path(options.path)
     print(json.dumps(report.as_dict(), indent=1) if options.json else report)
 
 
