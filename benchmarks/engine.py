@@ -31,8 +31,7 @@ from pareback.bench.comparison import machine
 from pareback.bench.contest import Case, Contest, Effort, Entrant, ratio
 from pareback.bench.masks import mask_uniformly_
 from pareback.bench.runtimes import RUNTIMES
-from pareback.bench.staging import Staged
-from pareback.bench.subject import Subject
+from pareback.bench.subject import Staged, Subject
 from pareback.lab import files
 from pareback.lab.arrays import npz
 from pareback.lab.wrn import WideResNet

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..artifact.weights import read_weights
 from ..errors import InvalidValue, MissingFile
+from ..files import expanded
 from ..lab.models import build
-from ..lab.paths import expanded
 from ..lab.reading import read
 from ..lab.recipe import DataRecipe, Recipe
 from ..lab.run_folder import made_for, recipe_of
