@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from page_runs import HOSTILE, content, curve, write
 
-from pareback.page import vega
+from pareback.page.charts import vega
 from pareback.page.document import page
 from pareback.page.references import Reference
 from pareback.page.report import collect
