@@ -34,36 +34,35 @@ def replacing(path: Path, *, alone: bool = False) -> Iterator[Path]:
     ``alone`` writes to the file's name and ".tmp": however often it is killed meanwhile, no more than that is left.
     """
     given, path = path, Path(os.path.realpath(path))
-    if path.is_dir():
-        raise InvalidValue(f"{str(path)!r} is a folder. Give the name of a file.")
-    if not path.parent.is_dir():
-        raise MissingFile(f"There is no folder {str(path.parent)!r}. Make it first.")
     temporary = path.with_name(f"{path.name}.tmp" if alone else f".pareback-{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        with naming(given, temporary):
+    with noticing_full_disk(given), _noticing_no_permission(given, path, path.parent, temporary):
+        if path.is_dir():
+            raise InvalidValue(f"{str(path)!r} is a folder. Give the name of a file.")
+        if not path.parent.is_dir():
+            raise MissingFile(f"There is no folder {str(path.parent)!r}. Make it first.")
+        try:
             yield temporary
             _sync(temporary, os.O_RDWR)
             os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    with suppress(OSError):  # folders cannot be opened on Windows
-        _sync(path.parent, os.O_RDONLY)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        _sync_folder(path.parent)
 
 
 @contextmanager
-def naming(path: Path, *others: Path) -> Iterator[None]:
-    """Name ``path`` in a sentence where it cannot be written: no room, or no permission, also for one of ``others``."""
+def noticing_full_disk(path: Path) -> Iterator[None]:
+    """Raise :class:`DiskFullError` where writing to ``path`` fails for want of room."""
     try:
         yield
-    except UserError:  # a sentence already
-        raise
     except (OSError, RuntimeError) as error:
-        told = _told(error, path, others)
-        if told is None:
+        code = None if isinstance(error, UserError) else _code_of_full_disk(error, path)
+        if code is None:
             raise
-        raise told from error
+        if code == errno.EFBIG:
+            raise DiskFullError(f"{str(path)!r} could not be written: files may not become so large here.") from error
+        raise DiskFullError(f"The disk is full: {str(path)!r} could not be written.") from error
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object], *, alone: bool = False) -> None:
@@ -104,25 +103,18 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # pathlib's own raises a RuntimeError that says nothing of the path
 
 
-def _told(error: OSError | RuntimeError, path: Path, others: tuple[Path, ...]) -> OSError | None:
-    """Return the sentence of an error that is about writing ``path``; None of any other."""
-    told: OSError
-    code = _code_of_full_disk(error, path)
-    if code == errno.EFBIG:
-        told = DiskFullError(f"{str(path)!r} could not be written: it would be larger than files may be here (ulimit).")
-    elif code is not None:
-        told = DiskFullError(f"The disk is full: {str(path)!r} could not be written.")
-    elif isinstance(error, OSError) and error.errno in _FORBIDDEN and _is_about(error, (path, path.parent, *others)):
-        told, code = NotPermitted(f"There is no permission to write {str(path)!r}. Give another place."), error.errno
-    else:
-        return None
-    told.errno = code  # what `except OSError` looks at
-    return told
+@contextmanager
+def _noticing_no_permission(path: Path, *written: Path) -> Iterator[None]:
+    """Raise :class:`NotPermitted` where ``path`` cannot be written because one of the files ``written`` for it cannot.
 
-
-def _is_about(error: OSError, paths: tuple[Path, ...]) -> bool:
-    """Whether it can be about one of these files: a model that is exported may read others meanwhile."""
-    return error.filename is None or str(error.filename) in map(str, paths)
+    An error about any other file stays: a model that is exported may read some meanwhile.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FORBIDDEN or str(error.filename) not in map(str, written):
+            raise
+        raise NotPermitted(f"There is no permission to write {str(path)!r}. Give another place.") from error
 
 
 def _code_of_full_disk(error: BaseException, path: Path) -> int | None:
@@ -140,5 +132,20 @@ def _sync(path: Path, mode: int) -> None:
     handle = os.open(path, mode)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(path: Path) -> None:
+    """Bring a rename to the disk, where folders can be opened (not on Windows) and the system has that."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(handle)

@@ -9,8 +9,7 @@ from typing import IO, Any
 
 from .. import files
 from ..errors import DiskFullError
-from ..files import naming as noticing_full_disk
-from ..files import plain
+from ..files import noticing_full_disk, plain
 
 __all__ = ["DiskFullError", "noticing_full_disk", "plain", "write", "write_json", "write_text"]
 
