@@ -84,7 +84,8 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _from_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb") as file:  # by its path torch would go by its name
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise BadFile(
             f"{str(path)!r} is not a state dict that torch.load(weights_only=True) reads. Save model.state_dict()."
