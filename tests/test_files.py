@@ -153,6 +153,12 @@ def test_a_folder_that_may_not_be_written_to(code: int, old: Path, monkeypatch: 
     assert old.read_bytes() == b"old"
 
 
+@pytest.mark.parametrize("folder", ["/", "."])
+def test_a_folder_is_no_file(folder: str) -> None:
+    with pytest.raises(ValueError, match="is a folder. Give the name of a file."):
+        pb.save({"weight": torch.ones(9)}, folder)
+
+
 def test_an_error_about_another_file_stays(old: Path) -> None:
     """What a model reads while it is exported is not what could not be written."""
 

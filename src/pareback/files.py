@@ -34,7 +34,7 @@ def replacing(path: Path, *, alone: bool = False) -> Iterator[Path]:
     ``alone`` writes to the file's name and ".tmp": however often it is killed meanwhile, no more than that is left.
     """
     given, path = path, Path(os.path.realpath(path))
-    temporary = path.with_name(f"{path.name}.tmp" if alone else f".pareback-{uuid.uuid4().hex[:12]}.tmp")
+    temporary = path.parent / (f"{path.name}.tmp" if alone else f".pareback-{uuid.uuid4().hex[:12]}.tmp")
     with noticing_full_disk(given), _noticing_no_permission(given, path, path.parent, temporary):
         if path.is_dir():
             raise InvalidValue(f"{str(path)!r} is a folder. Give the name of a file.")
