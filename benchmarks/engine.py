@@ -27,13 +27,12 @@ import torch
 from torch import Tensor, nn
 
 import pareback as pb
+from pareback import files
 from pareback.bench.comparison import machine
 from pareback.bench.contest import Case, Contest, Effort, Entrant, ratio
 from pareback.bench.masks import mask_uniformly_
 from pareback.bench.runtimes import RUNTIMES
-from pareback.bench.staging import Staged
-from pareback.bench.subject import Subject
-from pareback.lab import files
+from pareback.bench.subject import Staged, Subject
 from pareback.lab.data.npz import npz
 from pareback.lab.models.wrn import WideResNet
 

@@ -24,7 +24,7 @@ from pareback.cli import main
 from pareback.commands.arguments import Parser
 from pareback.curves.cluster import Needs, connected
 from pareback.errors import InvalidType, InvalidUse, InvalidValue, MissingFile
-from pareback.lab.files import DiskFullError
+from pareback.files import DiskFullError
 from pareback.lab.optional import optional
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe

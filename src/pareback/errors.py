@@ -25,3 +25,15 @@ class InvalidUse(UserError, RuntimeError):
 
 class MissingFile(UserError, FileNotFoundError):
     """A file or folder that was named is not there."""
+
+
+class BadFile(InvalidValue):
+    """A file that is damaged, incomplete, or not of the kind it should be."""
+
+
+class DiskFullError(UserError, OSError):
+    """A file for which there was no room. Its message names the file."""
+
+
+class NotPermitted(UserError, PermissionError):
+    """A file that may not be written. Its message names the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import zlib
@@ -9,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pruned_examples import sparse
 
-from pareback.artifact import save
-from pareback.artifact.container import CHECKSUMS, Reader
-from pareback.artifact.errors import BadFile
-from pareback.artifact.header import checksum
+from pareback.artifact import BadFile, save
+from pareback.artifact.container import CHECKSUMS, Reader, checksum
 
 #: Values that break what is not prepared for them.
 NASTY: list[Any] = [-1, 0, 1, 2, 7, 8, 255, 2**31, 2**40, 2**56, 2**60, 2**63, 2**64, -(2**63), 10**30, 1.5, 1e308]
@@ -22,15 +22,14 @@ NASTY += [True, None, "", "a", "F64", "U8", "float64", [], [1], [0], [-1], [2**4
 
 def rich_file(path: Path) -> Path:
     """Write a small file that uses everything the format has."""
-    generator = torch.Generator().manual_seed(0)
+    seeds = itertools.count()
 
     def pruned(*shape: int) -> torch.Tensor:
-        kept = torch.rand(shape, generator=generator) < 0.2
-        return torch.where(kept, torch.randn(shape, generator=generator), torch.zeros(()))
+        return sparse(*shape, density=0.2, seed=next(seeds))
 
     matrix, memory = pruned(20, 20), torch.arange(40.0)
     state = {
-        "dense": torch.randn(5, 3, generator=generator),
+        "dense": sparse(5, 3, density=1.0),
         "sparse": matrix,
         "tie": matrix,
         "view": matrix[3:9],

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pareback.artifact import describe, load, save
-from pareback.artifact.dtypes import FORMS, nonzero
+from pareback.artifact.elements import FORMS, nonzero
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -156,10 +156,10 @@ def test_saving_changes_nothing(path: Path) -> None:
     assert same_state(model.state_dict(), before)
 
 
-def test_numpy_is_not_needed(path: Path) -> None:
-    """Saving and loading work where it is not installed."""
+def test_neither_numpy_nor_safetensors_is_needed(path: Path) -> None:
+    """Saving and loading work where torch alone is installed."""
     code = (
-        "import sys; sys.modules['numpy'] = None\n"
+        "import sys; sys.modules['numpy'] = sys.modules['safetensors'] = None\n"
         "import torch; from pareback.artifact import load, save\n"
         f"save({{'a': torch.eye(100), 'b': torch.ones(9)}}, {str(path)!r}); state = load({str(path)!r})\n"
         "print(float(state['a'].sum()), float(state['b'].sum()))"

@@ -10,7 +10,7 @@ from pruned_examples import same_state, sparse
 from torch import Tensor, nn
 
 from pareback.artifact import describe, load, save
-from pareback.artifact.sharing import find_sharing
+from pareback.artifact.state import find_sharing
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pareback.bench.contest import Case, Contest, Effort, Entrant, Outcome, rati
 from pareback.bench.process import Process, WorkerError
 from pareback.bench.runtimes import RUNTIMES
 from pareback.bench.showing import as_text
-from pareback.bench.staging import Staged
+from pareback.bench.subject import Staged
 from pareback.bench.worker import Worker, serve
 from pareback.runtime import library
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pareback.lab import files
+from pareback import files
 from pareback.lab.recipe.reading import to_dict, to_yaml
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
 from pareback.runs.store import folder

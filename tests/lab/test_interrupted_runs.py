@@ -273,7 +273,7 @@ import hashlib, json, os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from pareback.lab import files
+from pareback import files
 from pareback.lab.train import outcome
 from pareback.lab.models import build
 from pareback.lab.recipe.reading import read

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import pareback as pb
-from pareback.lab import files
+from pareback import files
 from pareback.lab.recipe.reading import override, read, to_dict
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
 from pareback.lab.train.step import TrainStep

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 from pareback.lab.recipe.reading import override, to_dict
 from pareback.lab.recipe.schema import Recipe
+from pareback.page.charts import vega
+from pareback.page.document import page
+from pareback.page.report import collect
+
+#: Vega's bundle takes seconds to make: it is made once.
+bundle_once = functools.cache(vega.bundle)
 
 LAYERS = 3
 PER_LAYER = 1000
@@ -103,6 +110,11 @@ def write(folder: Path, *contents: Any) -> Path:
     for number, found in enumerate(contents):
         (folder / f"{number:04}.json").write_text(json.dumps(found), encoding="utf-8")
     return folder
+
+
+def page_of(folder: Path, *contents: Any, title: str | None = None, references: Any = ()) -> str:
+    """Return the page of some records, which are written into ``folder``."""
+    return page(collect(write(folder / "runs", *contents), references), title)
 
 
 def curve(seeds: int = 2) -> list[Any]:

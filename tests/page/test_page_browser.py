@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_runs import HOSTILE, content, curve, write
+from page_runs import HOSTILE, bundle_once, content, curve, page_of
 
-from pareback.page import vega
-from pareback.page.document import page
+from pareback.page.charts import vega
 from pareback.page.references import Reference
-from pareback.page.report import collect
 
 pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'pareback[dev]'")
@@ -107,20 +105,14 @@ def browser() -> Iterator[Browser]:
         driver.quit()
 
 
-@pytest.fixture(scope="module")
-def bundle() -> str:
-    """Vega's bundle, made once."""
-    return vega.bundle()
-
-
 @pytest.fixture
-def made(bundle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The page of some records as a file."""
-    monkeypatch.setattr(vega, "bundle", lambda: bundle)
+    monkeypatch.setattr(vega, "bundle", bundle_once)
 
     def make(*contents: Any, references: Any = ()) -> Path:
         path = tmp_path / "report.html"
-        path.write_text(page(collect(write(tmp_path / "runs", *contents), references)), encoding="utf-8")
+        path.write_text(page_of(tmp_path, *contents, references=references), encoding="utf-8")
         return path
 
     return make

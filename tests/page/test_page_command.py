@@ -17,7 +17,7 @@ from PIL import Image
 
 from pareback import cli
 from pareback.commands.page import COMMAND
-from pareback.page import vega
+from pareback.page.charts import vega
 
 pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
 

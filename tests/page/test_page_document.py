@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_runs import HOSTILE, content, curve, write
+from page_runs import HOSTILE, bundle_once, content, curve, page_of, write
 
-from pareback.page import vega
+from pareback.page.charts import vega
 from pareback.page.document import page
 from pareback.page.references import Reference
 from pareback.page.report import collect
@@ -55,21 +56,11 @@ def read(text: str) -> Reader:
     return reader
 
 
-@pytest.fixture(scope="module")
-def bundle() -> str:
-    """Vega's bundle, made once."""
-    return vega.bundle()
-
-
 @pytest.fixture
-def made(bundle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The page of some records."""
-    monkeypatch.setattr(vega, "bundle", lambda: bundle)
-
-    def make(*contents: Any, title: str | None = None, references: Any = ()) -> str:
-        return page(collect(write(tmp_path / "runs", *contents), references), title)
-
-    return make
+    monkeypatch.setattr(vega, "bundle", bundle_once)
+    return functools.partial(page_of, tmp_path)
 
 
 def test_the_same_runs_give_the_same_page(made: Any) -> None:
@@ -124,7 +115,7 @@ def test_names_stay_text(name: str, made: Any) -> None:
     assert name in found.text
 
 
-def test_broken_entries_are_listed_with_their_names_escaped(bundle: str, tmp_path: Path, made: Any) -> None:
+def test_broken_entries_are_listed_with_their_names_escaped(tmp_path: Path, made: Any) -> None:
     made(content())
     root = tmp_path / "runs"
     (root / "half.json").write_text('{"name": "half", "acc')

@@ -11,18 +11,18 @@ import pytest
 from page_runs import content, curve, write
 
 from pareback.page import datasets
+from pareback.page.charts.theme import DARK, DASHES, LIGHT, SHAPES, legend_columns, looks
 from pareback.page.details import chosen, detail, ranked, spaced
 from pareback.page.figures import charts_of
-from pareback.page.groups import Task
-from pareback.page.report import Report, collect
-from pareback.page.theme import DARK, DASHES, LIGHT, SHAPES, legend_columns, looks
+from pareback.page.groups import TaskRuns
+from pareback.page.report import StoreReport, collect
 
 
-def report(folder: Path, *contents: Any, most: int = 100) -> Report:
+def report(folder: Path, *contents: Any, most: int = 100) -> StoreReport:
     return collect(write(folder / "runs", *contents), most=most)
 
 
-def only(found: Report) -> Task:
+def only(found: StoreReport) -> TaskRuns:
     assert len(found.tasks) == 1
     return found.tasks[0]
 

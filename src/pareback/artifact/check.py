@@ -1,14 +1,19 @@
-"""Proving a file sound before any memory is taken or any model changed."""
+"""What is proved before any memory is taken or any model changed: that a file is sound, and that it fits the model."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadFile, InvalidValue
+from ..messages import listed
 from . import positions
 from .container import Reader
-from .contents import Contents
-from .dtypes import numel
-from .errors import BadFile
+from .contents import Contents, Shared, Stored
+from .elements import name_of, numel, overlaps_itself
+from .state import memory_key, own_tensors
 
 
 def verify(reader: Reader, contents: Contents) -> None:
@@ -21,3 +26,61 @@ def verify(reader: Reader, contents: Contents) -> None:
             positions.check(reader.read(stored.positions, torch.uint8), stored.count, numel(stored.shape))
         except BadFile as error:
             raise BadFile(f"{stored.name!r} is damaged, {error}") from None
+
+
+def targets_in(model: nn.Module, contents: Contents, reader: Reader) -> dict[str, Tensor]:
+    """Return the model's tensors that a file is to be read into; raise InvalidValue if any of them does not fit."""
+    own = own_tensors(model)
+    held = set(contents.names)
+    lacking = [name for name in own if name not in held]
+    unknown = [name for name in contents.names if name not in own]
+    if lacking or unknown:
+        said = [f"lacks {listed(lacking)}"] * bool(lacking) + [f"holds {listed(unknown)} besides"] * bool(unknown)
+        raise InvalidValue(f"The file {' and '.join(said)}. Give the model that was saved, or one built like it.")
+    for name, target in own.items():
+        _check_fits(name, contents[name], target)
+    _check_ties(own, contents, reader)
+    return own
+
+
+def _check_fits(name: str, entry: Stored | Shared, target: Tensor) -> None:
+    if entry.shape != tuple(target.shape):
+        there, here = (_shape_text(shape) for shape in (entry.shape, tuple(target.shape)))
+        raise InvalidValue(f"{name!r} is {there} in the file and {here} in the model. Build the model that was saved.")
+    if entry.dtype != target.dtype:
+        there, here = name_of(entry.dtype), name_of(target.dtype)
+        raise InvalidValue(
+            f"{name!r} is {there} in the file and {here} in the model. Convert the model first: .to(torch.{there})."
+        )
+    if overlaps_itself(target.shape, target.stride()):
+        raise InvalidValue(f"{name!r} of the model is an expanded tensor, which cannot be filled. Clone it first.")
+
+
+def _check_ties(own: dict[str, Tensor], contents: Contents, reader: Reader) -> None:
+    """Refuse to write two different tensors into one."""
+    sums = dict(zip((part.name for part in reader.lying()), reader.checksums()[1:], strict=True))
+    seen: dict[Any, tuple[str, object]] = {}
+    for name, target in own.items():
+        place = memory_key(target)
+        if place is None:
+            continue
+        entry = contents[name]
+        written = _content(entry, contents, sums)
+        first, other = seen.setdefault(place, (name, written))
+        if written != other:
+            raise InvalidValue(
+                f"{first!r} and {name!r} are one tensor in the model and two different ones in the file. Untie them "
+                "first."
+            )
+
+
+def _content(entry: Stored | Shared, contents: Contents, sums: dict[str, int]) -> object:
+    """Return what is equal for tensors that a file holds the same values for."""
+    stored = contents.stored[entry.of] if isinstance(entry, Shared) else entry
+    parts = [part for part in (stored.values, stored.positions) if part is not None]
+    view = (entry.shape, entry.strides, entry.offset) if isinstance(entry, Shared) and entry.strides else None
+    return [sums[part.name] for part in parts], [part.code for part in parts], view
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "a single number"

@@ -1,4 +1,4 @@
-"""A safetensors file as such: arrays and texts under names, written at once and read one by one.
+"""A safetensors file as such: arrays and texts under names, written at once and read one by one, no word believed.
 
 Read and written here rather than by the package of that name, which needs NumPy to write, and whose reader maps the
 file: a file cut off while it is read would then end the process instead of raising an exception.
@@ -6,23 +6,32 @@ file: a file cut off while it is read would then end the process instead of rais
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidType, InvalidUse, InvalidValue, MissingFile
-from .atomic import replacing
-from .dtypes import ITEM_SIZES, numel
-from .errors import BadFile
-from .header import METADATA, MOST_BYTES, Part, checksum, compose, interpret
+from ..errors import BadFile, InvalidType, InvalidUse, InvalidValue, MissingFile
+from ..files import replacing
+from .elements import ITEM_SIZES, numel
+
+METADATA = "__metadata__"
+
+#: Longer headers are refused, as parsing can take some twenty times their bytes. There is room for 100,000 tensors.
+MOST_BYTES = 32 << 20
+
+#: No real tensor has more dimensions or more elements, and products up to here fit 64 bits.
+MOST_DIMENSIONS, MOST_ELEMENTS = 64, 1 << 56
 
 #: The metadata entry with the checksums, eight hexadecimal digits each: of the header, then of each part as they lie.
 CHECKSUMS = "crc32"
@@ -41,7 +50,9 @@ class Piece:
     data: Tensor
 
 
-def write(path: Path, pieces: Sequence[Piece], metadata: Mapping[str, str], checksums: bool) -> None:
+def write(
+    path: Path, pieces: Sequence[Piece], metadata: Mapping[str, str], checksums: bool, *, alone: bool = False
+) -> None:
     """Write a file that appears whole or not at all; its header keeps the order of ``pieces``."""
     _check_host()
     # Wide items first, so that each array is aligned in a file that is mapped into memory.
@@ -49,10 +60,10 @@ def write(path: Path, pieces: Sequence[Piece], metadata: Mapping[str, str], chec
     parts, end = {}, 0
     for piece in lying:
         start, end = end, end + numel(piece.shape) * ITEM_SIZES[piece.code]
-        parts[piece.name] = Part(piece.name, piece.code, tuple(piece.shape), start, end)
+        parts[piece.name] = FilePart(piece.name, piece.code, tuple(piece.shape), start, end)
     listed = [parts[piece.name] for piece in pieces]
     sums = [checksum(listed, metadata), *(0 for _ in lying)]
-    with replacing(path) as temporary, open(temporary, "xb") as file:
+    with replacing(path, alone=alone) as temporary, open(temporary, "xb") as file:
         file.write(compose(listed, {**metadata, CHECKSUMS: _joined(sums)} if checksums else metadata))
         # Summed as they are written: a model that is being trained meanwhile still gives a file that can be read.
         sums[1:] = [_write_data(file, piece.data) for piece in lying]
@@ -89,11 +100,11 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
 
-    def read(self, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, part: FilePart, dtype: torch.dtype) -> Tensor:
         """Return a part's bytes as a flat tensor of any type."""
         return _as_tensor(self._read(self._data + part.start, part.bytes), dtype)
 
-    def blocks(self, part: Part, dtype: torch.dtype, step: int) -> Iterator[Tensor]:
+    def blocks(self, part: FilePart, dtype: torch.dtype, step: int) -> Iterator[Tensor]:
         """Yield a part's bytes as flat tensors of at most ``step`` bytes, a multiple of the type's size."""
         for start in range(part.start, part.stop, step):
             yield _as_tensor(self._read(self._data + start, min(step, part.stop - start)), dtype)
@@ -121,7 +132,7 @@ class Reader:
             raise BadFile("the checksum of its header is wrong")
         return sums
 
-    def lying(self) -> list[Part]:
+    def lying(self) -> list[FilePart]:
         """Return the parts as they lie in the file; of several at one place, empty ones come first."""
         return sorted(self.parts.values(), key=lambda part: (part.start, part.stop))
 
@@ -171,3 +182,136 @@ def _write_data(file: IO[bytes], data: Tensor) -> int:
 def _check_host() -> None:
     if sys.byteorder != "little":
         raise InvalidUse("Files of weights are read and written on little-endian machines only.")
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Name the file in whatever is found wrong with it.
+
+    >>> with blaming(Path("a.pare")):
+    ...     raise BadFile("it is empty")
+    Traceback (most recent call last):
+        ...
+    pareback.errors.BadFile: 'a.pare' cannot be read: it is empty.
+    """
+    try:
+        yield
+    except BadFile as error:
+        raise BadFile(f"{str(path)!r} cannot be read: {error}.") from error.__cause__
+
+
+# ---------------------------------------------------------------- the header
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """One array in a file: its type there, its shape, and where its bytes are, counted from the end of the header."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def bytes(self) -> int:
+        return self.stop - self.start
+
+
+def compose(parts: Iterable[FilePart], metadata: Mapping[str, str]) -> bytes:
+    """Return the header's bytes, its length in front, filled with spaces up to a multiple of eight."""
+    content: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    for part in parts:
+        content[part.name] = {
+            "dtype": part.code,
+            "shape": list(part.shape),
+            "data_offsets": [part.start, part.stop],
+        }
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MOST_BYTES:
+        raise InvalidValue(
+            f"The description of the tensors takes {len(text):,} bytes, and {MOST_BYTES:,} are the limit."
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def interpret(text: bytes | bytearray, data_bytes: int) -> tuple[dict[str, FilePart], dict[str, str]]:
+    """Return the parts and the metadata that a header describes, if they are those of ``data_bytes`` bytes of data."""
+    content = parse_object(text, "its header")
+    metadata = content.pop(METADATA, {})
+    if type(metadata) is not dict or any(type(value) is not str for value in metadata.values()):
+        raise BadFile("its metadata are not text")
+    parts = {name: _part(name, entry) for name, entry in content.items()}
+    end = 0
+    for part in sorted(parts.values(), key=lambda part: (part.start, part.stop)):
+        if part.start != end:
+            raise BadFile(f"the bytes of {part.name!r} do not follow those before it")
+        end = part.stop
+    if end > data_bytes:
+        raise BadFile(
+            f"its tensors take {end:,} bytes, and it holds {data_bytes:,}: it is cut off. Copy it again, as "
+            "it is not a whole safetensors file"
+        )
+    if end < data_bytes:
+        raise BadFile(f"its tensors take {end:,} bytes, and it holds {data_bytes:,}")
+    return parts, metadata
+
+
+def checksum(parts: Iterable[FilePart], metadata: Mapping[str, str]) -> int:
+    """Return a number that changes with anything the header says, in whatever order."""
+    said = [[p.name, p.code, p.shape, p.start, p.stop] for p in sorted(parts, key=lambda part: part.name)]
+    return zlib.crc32(json.dumps([said, dict(metadata)], sort_keys=True).encode())
+
+
+def parse_object(text: bytes | bytearray | str, what: str) -> dict[str, Any]:
+    """Return a JSON object; raise BadFile if it is none, is too deep, or names anything twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise BadFile(f"{what} has a name twice")
+        return found
+
+    try:
+        content = json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=unique)
+    except BadFile:
+        raise
+    except (ValueError, RecursionError):
+        raise BadFile(f"{what} is not JSON") from None
+    except MemoryError:
+        raise BadFile(f"{what} is not JSON that fits into memory") from None
+    if type(content) is not dict:
+        raise BadFile(f"{what} is not a JSON object")
+    return content
+
+
+def whole_numbers(value: Any, most: int) -> tuple[int, ...]:
+    """Return a JSON list of whole numbers from 0 to ``most``, few enough to be one per dimension."""
+    if type(value) is not list or len(value) > MOST_DIMENSIONS:
+        raise BadFile("a shape is not a short list")
+    if any(type(number) is not int or not 0 <= number <= most for number in value):
+        raise BadFile("a shape has something else than sensible whole numbers")
+    return tuple(value)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return a shape that a tensor can have."""
+    shape = whole_numbers(value, MOST_ELEMENTS)
+    if math.prod(max(size, 1) for size in shape) > MOST_ELEMENTS:
+        raise BadFile("a shape is larger than any tensor")
+    return shape
+
+
+def _part(name: str, entry: Any) -> FilePart:
+    if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise BadFile(f"the entry of {name!r} is not that of a tensor")
+    code, shape, offsets = entry["dtype"], shape_of(entry["shape"]), entry["data_offsets"]
+    if type(code) is not str or code not in ITEM_SIZES:
+        raise BadFile(f"the type of {name!r} is not known")
+    if type(offsets) is not list or len(offsets) != 2 or any(type(offset) is not int for offset in offsets):
+        raise BadFile(f"the offsets of {name!r} are not two whole numbers")
+    start, stop = offsets
+    if start < 0 or stop - start != numel(shape) * ITEM_SIZES[code]:
+        raise BadFile(f"the bytes of {name!r} are not those of its shape")
+    return FilePart(name, code, shape, start, stop)

@@ -22,11 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .container import Reader
-from .dtypes import BY_CODE, BY_NAME, FORMS, NEWER_CODES, Form, numel
-from .errors import BadFile
-from .geometry import is_permuted, overlaps_itself, span
-from .header import MOST_ELEMENTS, Part, parse_object, shape_of, whole_numbers
+from ..errors import BadFile
+from .container import MOST_ELEMENTS, FilePart, Reader, parse_object, shape_of, whole_numbers
+from .elements import BY_CODE, BY_NAME, FORMS, NEWER_CODES, Form, is_permuted, numel, overlaps_itself, span
 from .positions import ELEMENTS_PER_BYTE
 
 VERSION = 1
@@ -44,8 +42,8 @@ class Stored:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    values: Part
-    positions: Part | None = None
+    values: FilePart
+    positions: FilePart | None = None
     strides: tuple[int, ...] | None = None
 
     @property
@@ -161,7 +159,7 @@ def _check_version(metadata: Mapping[str, str]) -> None:
         raise BadFile(f"its format has the version {version!r}, and this pareback knows {VERSION}; install a newer one")
 
 
-def _stored(parts: dict[str, Part], notes: Notes) -> dict[str, Stored]:
+def _stored(parts: dict[str, FilePart], notes: Notes) -> dict[str, Stored]:
     """Join parts to tensors, in the order of the header."""
     values = {f"{name}{notes.mark}values": name for name in notes.sparse}
     positions = {f"{name}{notes.mark}positions": name for name in notes.sparse}
@@ -183,7 +181,7 @@ def _stored(parts: dict[str, Part], notes: Notes) -> dict[str, Stored]:
     return found
 
 
-def _dtype(name: str, part: Part, notes: Notes, sparse: bool) -> torch.dtype:
+def _dtype(name: str, part: FilePart, notes: Notes, sparse: bool) -> torch.dtype:
     if name not in notes.dtypes:
         if part.code not in BY_CODE:
             raise BadFile(f"the type of {name!r} is not known")
@@ -202,7 +200,7 @@ def _named_dtype(name: str, notes: Notes) -> torch.dtype:
     return BY_NAME[called]
 
 
-def _dense(name: str, dtype: torch.dtype, part: Part, notes: Notes) -> Stored:
+def _dense(name: str, dtype: torch.dtype, part: FilePart, notes: Notes) -> Stored:
     per = FORMS[dtype].per
     shape = part.shape[:-1] if per > 1 else part.shape
     if list(part.shape) != FORMS[dtype].stored_shape(shape):
@@ -210,7 +208,7 @@ def _dense(name: str, dtype: torch.dtype, part: Part, notes: Notes) -> Stored:
     return Stored(name, dtype, shape, part, None, _strides(name, shape, notes))
 
 
-def _sparse(name: str, dtype: torch.dtype, values: Part, positions: Part, notes: Notes) -> Stored:
+def _sparse(name: str, dtype: torch.dtype, values: FilePart, positions: FilePart, notes: Notes) -> Stored:
     shape = shape_of(notes.sparse[name])
     count = values.shape[0] if values.shape else -1
     if list(values.shape) != FORMS[dtype].stored_shape([count]) or count > numel(shape):

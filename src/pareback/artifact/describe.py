@@ -11,11 +11,10 @@ from typing import Any
 from ..messages import figure
 from ..report import percent, table
 from .check import verify
-from .container import BLOCK, Reader
+from .container import BLOCK, Reader, blaming
 from .contents import VERSION, Contents, Shared, Stored, contents_of
-from .dtypes import FORMS, as_bits, name_of, nonzero, numel
-from .errors import blaming
-from .fill import make, view_of
+from .elements import FORMS, as_bits, name_of, nonzero, numel
+from .load import make, view_of
 from .save import in_order
 
 

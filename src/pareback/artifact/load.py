@@ -1,4 +1,4 @@
-"""Reading a .pare file, into a model or as a state dict."""
+"""Reading a .pare file, into a model or as a state dict, a tensor at a time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 
 from ..messages import suggests_options
-from .check import verify
-from .container import Reader
+from . import positions
+from .check import targets_in, verify
+from .container import BLOCK, Reader, blaming
 from .contents import Contents, Shared, Stored, contents_of
-from .errors import blaming
-from .fill import fill, make, view_of
-from .matching import targets_in
-from .sharing import memory_key
+from .elements import FORMS, as_bits, memory_index, memory_of, numel
+from .state import memory_key
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -81,3 +81,71 @@ def _fill_all(reader: Reader, contents: Contents, targets: dict[str, Tensor]) ->
 def _is_plain(entry: Stored | Shared, target: Tensor) -> bool:
     """Whether a tensor is all of what is stored, and its memory holds what it shows."""
     return (isinstance(entry, Stored) or entry.strides is None) and not target.is_conj() and not target.is_neg()
+
+
+def make(reader: Reader, stored: Stored) -> Tensor:
+    """Return a stored tensor."""
+    if stored.strides is None:
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    else:
+        tensor = torch.empty_strided(stored.shape, stored.strides, dtype=stored.dtype)
+    fill(reader, stored, tensor)
+    return tensor
+
+
+def view_of(owner: Tensor, shared: Shared) -> Tensor:
+    """Return the tensor that shares the memory of ``owner``, a tensor just made."""
+    if shared.strides is None:
+        return owner
+    return torch.empty(0, dtype=shared.dtype).set_(owner.untyped_storage(), shared.offset, shared.shape, shared.strides)
+
+
+def fill(reader: Reader, stored: Stored, target: Tensor) -> None:
+    """Write a stored tensor into one of its shape and type, on whatever device and in whatever order of memory.
+
+    Beside the target there are never more than the stored bytes and a block of a few megabytes in memory.
+    """
+    if numel(stored.shape) == 0:
+        return
+    if stored.positions is None:
+        _fill_dense(reader, stored, target)
+    else:
+        _fill_sparse(reader, stored, target)
+
+
+def _fill_dense(reader: Reader, stored: Stored, target: Tensor) -> None:
+    if target.is_contiguous():
+        memory, done = as_bits(target.view(-1)), 0
+        for block in reader.blocks(stored.values, stored.form.bits, BLOCK):
+            rows = stored.in_rows(block)
+            memory[done : done + len(rows)] = rows.to(memory.device)
+            done += len(rows)
+        return
+    row = stored.values.bytes // stored.shape[0]
+    step, done = max(1, BLOCK // row), 0
+    for block in reader.blocks(stored.values, stored.form.bits, step * row):
+        rows = _from_bits(block, stored).view(-1, *stored.shape[1:])
+        target[done : done + len(rows)] = rows.to(target.device)
+        done += len(rows)
+
+
+def _fill_sparse(reader: Reader, stored: Stored, target: Tensor) -> None:
+    assert stored.positions is not None
+    code = reader.read(stored.positions, torch.uint8)
+    narrow = stored.narrow
+    bits = stored.form.bits if narrow is None else FORMS[narrow].bits
+    values = stored.in_rows(reader.read(stored.values, bits))
+    target.zero_()
+    memory, done = as_bits(memory_of(target)), 0
+    for places in positions.decode(code, len(values), numel(stored.shape)):
+        part = values[done : done + len(places)]
+        if narrow is not None:
+            part = as_bits(part.view(narrow).to(stored.dtype))
+        memory[memory_index(places, target).to(memory.device)] = part.to(memory.device)
+        done += len(places)
+
+
+def _from_bits(block: Tensor, stored: Stored) -> Tensor:
+    if stored.form.lanes > 1:
+        return torch.view_as_complex(block.view(torch.float64).view(-1, 2))
+    return block.view(stored.dtype)

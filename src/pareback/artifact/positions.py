@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .errors import BadFile
+from ..errors import BadFile
 
 #: Limits the elements that one byte can stand for. Above 99.9 % sparsity more would save a few per cent of the file.
 MOST_LOW_BITS = 8

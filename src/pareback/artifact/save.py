@@ -10,15 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidValue
 from ..messages import one_of, suggests_options
 from . import positions
 from .container import Piece, write
 from .contents import WIDE, Notes
-from .dtypes import BY_CODE, FORMS, Form, as_bits, name_of, nonzero
-from .geometry import is_permuted
-from .narrowing import narrowed
-from .sharing import find_sharing
-from .state import tensors_of
+from .elements import BY_CODE, FORMS, Form, as_bits, is_permuted, name_of, nonzero
+from .state import find_sharing, tensors_of
 
 _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -115,3 +113,26 @@ def _coded(name: str, bits: Tensor, form: Form) -> tuple[Tensor, Tensor] | None:
 def _header_bytes(name: str) -> int:
     """Return about how much longer the header becomes by a tensor being sparse."""
     return 2 * len(name.encode()) + 120
+
+
+def narrowed(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Round non-zero values to the nearest of a half-precision type.
+
+    A kept weight stays one: what would round to zero becomes the type's smallest number, of the same sign, which is
+    nearer than the rounding of any other weight (6e-8 in float16). What would become infinite is refused.
+
+    >>> narrowed(torch.tensor([1.0, -1e-9]), torch.float16, "weight")
+    tensor([ 1.0000e+00, -5.9605e-08], dtype=torch.float16)
+    """
+    rounded = values.to(dtype)
+    overflown = rounded.isinf() & values.isfinite()
+    if bool(overflown.any()):
+        largest = float(values[overflown].abs().max())
+        wider = "values='bfloat16' or " if dtype is torch.float16 and largest < torch.finfo(torch.bfloat16).max else ""
+        raise InvalidValue(
+            f"{name!r} holds {largest:.4g}, which {name_of(dtype)} cannot. Write {wider}values=None to keep every bit."
+        )
+    bits = as_bits(rounded)
+    vanished = (bits & FORMS[dtype].significant) == 0  # not `== 0`, which subnormals may be taken for
+    bits[vanished] |= 1
+    return rounded

@@ -1,4 +1,4 @@
-"""Weights on disk in whatever form: a run's folder, a .pare, a .safetensors or a .pt file."""
+"""Weights on disk in whatever form: a run's folder, a .pare, a .safetensors or a .pt file, whatever its name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidType, MissingFile
+from ..errors import BadFile, InvalidType, MissingFile
 from .check import verify
-from .container import Piece, Reader, write
+from .container import Piece, Reader, blaming, write
 from .contents import contents_of, is_pare, plain_contents
-from .dtypes import BY_CODE, NEWER_CODES, as_bits, name_of
-from .errors import BadFile, blaming
+from .elements import BY_CODE, NEWER_CODES, as_bits, name_of
 from .load import read_all
 from .save import in_order
 
@@ -29,11 +28,25 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         path = path / "model.safetensors"
     if not path.is_file():
         raise MissingFile(f"There is no {str(path)!r}. Give a run's folder, a .pare, .safetensors or .pt file.")
-    return _from_safetensors(path) if path.suffix in (".pare", ".safetensors") else _from_checkpoint(path)
+    return _from_safetensors(path) if _is_safetensors(path) else _from_checkpoint(path)
 
 
-def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write an ordinary safetensors file; tensors that share memory become copies of their own."""
+def holds_pare(path: Path) -> bool:
+    """Whether a file is a .pare file, or is called one and is no other file of weights."""
+    if not path.is_file() or not _is_safetensors(path):
+        return False
+    try:
+        with Reader(path) as reader:
+            return is_pare(reader)
+    except BadFile:
+        return path.suffix == ".pare"
+
+
+def write_plain(path: Path, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
+    """Write an ordinary safetensors file; tensors that share memory become copies of their own.
+
+    For ``alone`` see :func:`pareback.files.replacing`.
+    """
     odd = [name for name, tensor in tensors.items() if tensor.dtype not in _CODES]
     if odd:
         kind = name_of(tensors[odd[0]].dtype)
@@ -44,7 +57,20 @@ def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
         Piece(name, _CODES[tensor.dtype], list(tensor.shape), as_bits(in_order(tensor)))
         for name, tensor in tensors.items()
     ]
-    write(path, pieces, {"format": "pt"}, checksums=False)
+    write(path, pieces, {"format": "pt"}, checksums=False, alone=alone)
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file begins like a safetensors one: the length of its header, then JSON.
+
+    The name is only asked where the content is of no known kind, so that what is said of it is about what it should be.
+    """
+    with open(path, "rb") as file:
+        start = file.read(9)
+    if start[8:] == b"{":
+        return True
+    is_checkpoint = start.startswith((b"PK", b"\x80"))  # what torch.save writes, and wrote before there were zip files
+    return not is_checkpoint and path.suffix in (".pare", ".safetensors")
 
 
 def _from_safetensors(path: Path) -> dict[str, Tensor]:
@@ -58,7 +84,8 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _from_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb") as file:  # by its path torch would go by its name
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise BadFile(
             f"{str(path)!r} is not a state dict that torch.load(weights_only=True) reads. Save model.state_dict()."

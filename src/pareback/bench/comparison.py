@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import files
 from ..errors import InvalidValue
-from ..lab import environment, files
+from ..lab import environment
 from ..messages import one_of
 from ..runtime import library
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
-from .staging import Staged
-from .subject import Subject
+from .subject import Staged, Subject
 
 
 @dataclass(frozen=True)

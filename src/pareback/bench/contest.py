@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .process import Process
 from .runtimes import RUNTIMES, Kind
-from .staging import Staged
+from .subject import Staged
 
 #: A float32 runtime whose results are further from eager's (relative L2) is flagged.
 TOLERANCE = 1e-4

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..artifact.weights import read_weights
 from ..errors import InvalidValue, MissingFile
+from ..files import expanded
 from ..lab.data.sources import open_source
 from ..lab.models.build import build
-from ..lab.paths import expanded
 from ..lab.recipe.reading import read
 from ..lab.recipe.schema import DataRecipe, Recipe
 from ..runs.folder import made_for, recipe_of

@@ -23,7 +23,7 @@ class Runtime:
 
     label: str
     kind: Kind  #: dense: float32, the same results as eager; int8: other results; engine: pareback's own
-    form: str  #: the file that it reads, see :class:`pareback.bench.staging.Staged`
+    form: str  #: the file that it reads, see :class:`pareback.bench.subject.Staged`
     packages: tuple[str, ...]  #: what has to be installed
     start: Callable[[Path, Any, int], tuple[Call, str]]  #: from a file, a batch and threads; with a remark
 

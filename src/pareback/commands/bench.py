@@ -29,10 +29,10 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> None:
+    from .. import files
     from ..bench.comparison import compare
     from ..bench.opening import Given, open_subject
     from ..bench.showing import as_text
-    from ..lab import files
 
     if options.out is not None and options.out.is_dir():
         raise UsageError(f"{str(options.out)!r} is a folder. Give the name of a file with --out.")

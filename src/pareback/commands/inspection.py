@@ -7,8 +7,6 @@ from argparse import Namespace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..artifact.weights import read_weights
@@ -25,16 +23,16 @@ def inspect_path(path: Path) -> Report:
     """Count what a run folder or a file of weights holds, as :func:`pareback.inspect` counts a model."""
     if path.is_dir():
         return _of_run(path)
-    return _report(_weights(path), None)
+    return _report(read_weights(path), None)
 
 
 def _of_run(path: Path) -> Report:
     model, checkpoint = path / "model.safetensors", path / "checkpoint.pt"
     if model.exists():
-        weights = _weights(model)
+        weights = read_weights(model)
         return _report(weights, _pruned(path, weights) if (path / "result.json").exists() else None)
     if checkpoint.exists():
-        return _report(_weights(checkpoint), None)
+        return _report(read_weights(checkpoint), None)
     raise MissingFile(f"{str(path)!r} holds no model.safetensors and no checkpoint.pt. Give a run's folder.")
 
 
@@ -46,15 +44,6 @@ def _pruned(path: Path, weights: dict[str, Tensor]) -> dict[str, bool]:
             f"model.safetensors and result.json of {str(path)!r} are of two runs. Put the right ones back."
         )
     return pruned
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors" and path.is_file():
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise InvalidValue(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
-    return read_weights(path)
 
 
 def _report(weights: dict[str, Tensor], pruned: dict[str, bool] | None) -> Report:
@@ -89,8 +78,9 @@ def _options(parser: Parser) -> None:
 
 def _run(options: Namespace) -> None:
     from ..artifact import describe
+    from ..artifact.weights import holds_pare
 
-    report = describe(options.path) if options.path.suffix == ".pare" else inspect_path(options.path)
+    report = describe(options.path) if holds_pare(options.path) else inspect_path(options.path)
     print(json.dumps(report.as_dict(), indent=1) if options.json else report)
 
 

@@ -26,7 +26,7 @@ def _options(parser: Parser) -> None:
 
 
 def _run(options: Namespace) -> None:
-    from ..lab import files
+    from .. import files
     from ..page.document import page
     from ..page.figures import write_figures
     from ..page.references import references

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidValue
+from ..files import expanded
 from ..runs.export import network_of
 from ..runs.folder import made_for
 from .data.sources import Source
-from .paths import expanded
 from .recipe.schema import Recipe, TeacherRecipe
 
 

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import InvalidValue
+from ..files import expanded
 from ..runs import checkpoints
 from ..runs.folder import RunFolder, Standing, result_of, resume_command
 from ..runs.origins import changed_since
-from . import files
-from .paths import expanded
 from .recipe.checks import check, check_machine
 from .recipe.schema import Recipe
 from .train import settings

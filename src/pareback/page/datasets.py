@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from statistics import quantiles
 from typing import Any
 
-from .groups import Point, Task
+from .charts.theme import ELSEWHERE, SCALES, looks
+from .groups import ChartPoint, TaskRuns
 from .references import Reference
 from .runs import QUANTITIES
-from .theme import ELSEWHERE, SCALES, looks
 
 Row = dict[str, Any]
 
 
-def series_of(task: Task, references: Sequence[Reference]) -> Row:
+def series_of(task: TaskRuns, references: Sequence[Reference]) -> Row:
     """Return the names of a task's lines, those of references last, with how each looks."""
     own = task.series
     dense = {point.series for point in task.points if point.runs[0].is_unpruned}
@@ -28,12 +28,12 @@ def series_of(task: Task, references: Sequence[Reference]) -> Row:
     }
 
 
-def points(task: Task) -> list[Row]:
+def points(task: TaskRuns) -> list[Row]:
     """Return a row per point of the trade-off chart: means over seeds, with the lowest and highest."""
     return [_point(point) for point in task.points]
 
 
-def _point(point: Point) -> Row:
+def _point(point: ChartPoint) -> Row:
     row: Row = {
         "series": point.series,
         "method": point.method,

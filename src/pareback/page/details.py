@@ -9,7 +9,7 @@ from ..reproduce.plots import layer
 from ..runs.histogram import Histogram
 from ..runs.record import Record
 from .budget import grown, ramp, target
-from .groups import Task
+from .groups import TaskRuns
 from .runs import Run
 
 #: Of more runs than this the page keeps the numbers, and neither their epochs nor their layers.
@@ -22,7 +22,7 @@ MOST_HISTOGRAMS = 12
 SHOWN = 6
 
 
-def ranked(task: Task) -> list[Run]:
+def ranked(task: TaskRuns) -> list[Run]:
     """Return a task's runs, those a reader wants to see first in front: of every line in turn, its front before others.
 
     A point's first seed comes before anybody's second.
@@ -37,7 +37,7 @@ def ranked(task: Task) -> list[Run]:
     return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
 
 
-def chosen(tasks: Sequence[Task], most: int = MOST_RUNS) -> list[Run]:
+def chosen(tasks: Sequence[TaskRuns], most: int = MOST_RUNS) -> list[Run]:
     """Return the runs of which the page keeps everything: at most ``most``, of every task alike."""
     queues = [ranked(task) for task in tasks]
     longest = max(map(len, queues), default=0)

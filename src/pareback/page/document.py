@@ -12,19 +12,19 @@ from typing import Any
 
 from .._version import __version__
 from ..messages import counted
-from . import datasets, listing, vega
-from .charts import CHARTS
+from . import datasets, listing
+from .charts import CHARTS, vega
+from .charts.theme import DARK, DASHES, DENSE_SHAPES, LIGHT, SCALES, SHAPES
 from .details import SHOWN, ranked
-from .groups import Task
-from .report import Report
+from .groups import TaskRuns
+from .report import StoreReport
 from .runs import QUANTITIES
-from .theme import DARK, DASHES, DENSE_SHAPES, LIGHT, SCALES, SHAPES
 
 #: Runs in one chart; more are not told apart.
 _MOST_DRAWN = 12
 
 
-def page(report: Report, title: str | None = None) -> str:
+def page(report: StoreReport, title: str | None = None) -> str:
     """Return the whole HTML file. The same runs give the same text."""
     library, script = _inline(vega.bundle()), _inline(_asset("page.js"))
     return Template(_asset("page.html")).substitute(
@@ -79,13 +79,13 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _title(report: Report) -> str:
+def _title(report: StoreReport) -> str:
     if len(report.tasks) == 1:
         return f"{report.tasks[0].name}: error against budget"
     return "Error against budget"
 
 
-def _lead(report: Report) -> str:
+def _lead(report: StoreReport) -> str:
     runs, tasks = len(report.runs), len(report.tasks)
     if not runs:
         return "There are no finished runs here."
@@ -95,7 +95,7 @@ def _lead(report: Report) -> str:
     return f"{counted(runs, 'finished run')}{many}{when}."
 
 
-def _thinned(report: Report) -> str:
+def _thinned(report: StoreReport) -> str:
     """Say what was left out, where something was."""
     if len(report.details) == len(report.runs):
         return ""
@@ -106,7 +106,7 @@ def _thinned(report: Report) -> str:
     )
 
 
-def _data(report: Report) -> dict[str, Any]:
+def _data(report: StoreReport) -> dict[str, Any]:
     places = {id(run): place for place, run in enumerate(report.runs)}
     numbers = {task.name: number for number, task in enumerate(report.tasks)}
     made = {text: number for number, text in enumerate(dict.fromkeys(run.made for run in report.runs))}
@@ -133,7 +133,7 @@ def _data(report: Report) -> dict[str, Any]:
     }
 
 
-def _task(task: Task, report: Report, places: dict[int, int]) -> dict[str, Any]:
+def _task(task: TaskRuns, report: StoreReport, places: dict[int, int]) -> dict[str, Any]:
     references = [found for found in report.references if found.fits(task.name)]
     drawable = [places[id(run)] for run in ranked(task) if places[id(run)] in report.details]
     points, elsewhere = datasets.points(task), datasets.reference_rows(references)
@@ -150,7 +150,7 @@ def _task(task: Task, report: Report, places: dict[int, int]) -> dict[str, Any]:
     }
 
 
-def _recipes(report: Report) -> dict[str, Any]:
+def _recipes(report: StoreReport) -> dict[str, Any]:
     """Return the fields that all runs share once, and for each run its own."""
     recipes = [run.recipe for run in report.runs]
     if not recipes:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..lab import files
-from . import datasets, vega
-from .charts import CHARTS
+from .. import files
+from . import datasets
+from .charts import CHARTS, vega
+from .charts.theme import LIGHT, filled, legend_columns, looks
 from .details import SHOWN, ranked
-from .groups import Task
-from .report import Report
+from .groups import TaskRuns
+from .report import StoreReport
 from .runs import QUANTITIES
-from .theme import LIGHT, filled, legend_columns, looks
 
 _WIDTH, _HEIGHT = 640, 400
 
 
-def write_figures(report: Report, folder: Path) -> list[Path]:
+def write_figures(report: StoreReport, folder: Path) -> list[Path]:
     """Write every chart of every task into ``folder`` as PNG and SVG, and return the files."""
     folder.mkdir(exist_ok=True)
     written = []
@@ -35,7 +35,7 @@ def write_figures(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def charts_of(report: Report, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
+def charts_of(report: StoreReport, task: TaskRuns) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a task's charts with their names, ready to draw; those without data are left out."""
     for quantity, title in QUANTITIES.items():
         if any(point.counts[quantity] is not None for point in task.points):
@@ -63,7 +63,7 @@ class _Line:
     look: dict[str, Any]
 
 
-def _shown(report: Report, task: Task) -> list[_Line]:
+def _shown(report: StoreReport, task: TaskRuns) -> list[_Line]:
     places = {id(run): place for place, run in enumerate(report.runs)}
     known = [run for run in ranked(task) if places[id(run)] in report.details][:SHOWN]
     found = looks([run.is_unpruned for run in known])
@@ -85,7 +85,7 @@ def _painted(look: Any) -> Any:
     return LIGHT[look] if look in ("ink", "muted") else look
 
 
-def _tradeoff(report: Report, task: Task, quantity: str, title: str) -> dict[str, Any]:
+def _tradeoff(report: StoreReport, task: TaskRuns, quantity: str, title: str) -> dict[str, Any]:
     references = [r for r in report.references if r.fits(task.name)]
     series = datasets.series_of(task, references)
     colours = [_painted(colour) for colour in series["colours"]]

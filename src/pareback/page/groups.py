@@ -25,7 +25,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """Runs that differ in their seed alone."""
 
     series: str
@@ -50,11 +50,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRuns:
     """Runs that are compared with each other: one network learning one thing."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[ChartPoint, ...]
 
     @cached_property
     def series(self) -> list[str]:
@@ -67,13 +67,13 @@ class Task:
         return [run for point in self.points for run in point.runs]
 
     @cached_property
-    def dense(self) -> Point | None:
+    def dense(self) -> ChartPoint | None:
         """The dense network, the best one if there are several."""
         found = [point for point in self.points if point.runs[0].is_dense]
         return min(found, key=lambda point: point.error.mean, default=None)
 
 
-def tasks(runs: Iterable[Run]) -> list[Task]:
+def tasks(runs: Iterable[Run]) -> list[TaskRuns]:
     """Return the tasks, that with the most runs first."""
     found: dict[str, list[Run]] = {}
     for run in runs:
@@ -81,7 +81,7 @@ def tasks(runs: Iterable[Run]) -> list[Task]:
     return sorted((_task(name, members) for name, members in found.items()), key=lambda t: (-len(t.runs), t.name))
 
 
-def _task(name: str, runs: Sequence[Run]) -> Task:
+def _task(name: str, runs: Sequence[Run]) -> TaskRuns:
     names = _names({run.line for run in runs}, {run.line for run in runs if run.is_unpruned and not run.is_dense})
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -89,18 +89,18 @@ def _task(name: str, runs: Sequence[Run]) -> Task:
     bare = [_point(series, members) for (series, _), members in groups.items()]
     fronts = {quantity: _front(bare, quantity) for quantity in QUANTITIES}
     points = [
-        Point(p.series, p.level, p.runs, p.error, p.counts, frozenset(q for q in QUANTITIES if at in fronts[q]))
+        ChartPoint(p.series, p.level, p.runs, p.error, p.counts, frozenset(q for q in QUANTITIES if at in fronts[q]))
         for at, p in enumerate(bare)
     ]
-    return Task(name, tuple(sorted(points, key=_order)))
+    return TaskRuns(name, tuple(sorted(points, key=_order)))
 
 
-def _point(series: str, runs: Sequence[Run]) -> Point:
+def _point(series: str, runs: Sequence[Run]) -> ChartPoint:
     runs = sorted(runs, key=lambda run: (run.seed, run.name))
     counts = {quantity: _spread([run.counts[quantity] for run in runs]) for quantity in QUANTITIES}
     error = _spread([run.error for run in runs])
     assert error is not None
-    return Point(series, runs[0].level, tuple(runs), error, counts, frozenset())
+    return ChartPoint(series, runs[0].level, tuple(runs), error, counts, frozenset())
 
 
 def _spread(values: Sequence[float | None]) -> Spread | None:
@@ -108,7 +108,7 @@ def _spread(values: Sequence[float | None]) -> Spread | None:
     return Spread(fmean(known), min(known), max(known)) if len(known) == len(values) else None
 
 
-def _order(point: Point) -> tuple[Any, ...]:
+def _order(point: ChartPoint) -> tuple[Any, ...]:
     count = point.counts["nonzeros"]
     return (
         not point.runs[0].is_unpruned,
@@ -118,7 +118,7 @@ def _order(point: Point) -> tuple[Any, ...]:
     )
 
 
-def _front(points: Sequence[Point], quantity: str) -> set[int]:
+def _front(points: Sequence[ChartPoint], quantity: str) -> set[int]:
     """Return the places of the points that no other one beats in one of error and count without losing in the other."""
     known = [(p.counts[quantity], p.error.mean, at) for at, p in enumerate(points)]
     ordered = sorted((count.mean, error, at) for count, error, at in known if count is not None)

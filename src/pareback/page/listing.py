@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from html import escape
 
 from ..messages import counted
-from .groups import Point, Task
-from .report import Problem, Report
+from .groups import ChartPoint, TaskRuns
+from .report import Problem, StoreReport
 from .runs import QUANTITIES, Run
 
 #: How much worse than the dense network a pruned one may be to be called as good.
@@ -31,7 +31,7 @@ _HEADINGS = (
 )
 
 
-def table(report: Report) -> str:
+def table(report: StoreReport) -> str:
     """Return the table of all runs, a body row each; the script sorts, filters and unfolds recipes."""
     cells = [
         f'<th scope="col"{_kind(text)}><button type="button">{escape(name)}</button></th>' for name, text in _HEADINGS
@@ -51,7 +51,7 @@ def table(report: Report) -> str:
     )
 
 
-def _row(report: Report, place: int, run: Run, number: int, task: Task, point: Point) -> str:
+def _row(report: StoreReport, place: int, run: Run, number: int, task: TaskRuns, point: ChartPoint) -> str:
     away = None if task.dense is None or run.is_dense else run.error - task.dense.error.mean
     share = _of_dense(run, task)
     nearest = max((abs(entry.off) for entry in run.kept), default=None)
@@ -78,7 +78,7 @@ def _row(report: Report, place: int, run: Run, number: int, task: Task, point: P
     )
 
 
-def _of_dense(run: Run, task: Task) -> float | None:
+def _of_dense(run: Run, task: TaskRuns) -> float | None:
     """Return a run's bytes in percent of the dense network's: the task's own one, or what the run would be unpruned."""
     known = None if task.dense is None else task.dense.counts["bytes"]
     count, dense = run.counts["bytes"], run.dense_bytes if known is None else known.mean
@@ -128,7 +128,7 @@ def _kind(text: bool) -> str:
     return ' class="text"' if text else ""
 
 
-def choice_of_task(tasks: Sequence[Task]) -> str:
+def choice_of_task(tasks: Sequence[TaskRuns]) -> str:
     """Return the picker of tasks, where there are several."""
     if len(tasks) < 2:
         return ""
@@ -146,7 +146,7 @@ def quantities() -> str:
     )
 
 
-def summary(task: Task, number: int) -> str:
+def summary(task: TaskRuns, number: int) -> str:
     """Return what a task came to, in a few tiles."""
     tiles = [("Runs", f"{len(task.runs):,}", f"{counted(len(task.points), 'setting')}, {_seeds(task)}")]
     best = min(task.points, key=lambda point: (point.error.mean, point.series))
@@ -164,7 +164,7 @@ def summary(task: Task, number: int) -> str:
     return f'<dl class="tiles{" hidden" if number else ""}" data-summary="{number}">{body}</dl>'
 
 
-def _smallest(task: Task, dense: Point) -> Point | None:
+def _smallest(task: TaskRuns, dense: ChartPoint) -> ChartPoint | None:
     """Return the smallest point that is about as good as the dense network, if it is any smaller."""
     most = dense.error.mean + _AS_GOOD
     near = [p for p in task.points if p.error.mean <= most and p.counts["nonzeros"] is not None]
@@ -172,17 +172,17 @@ def _smallest(task: Task, dense: Point) -> Point | None:
     return None if found is None or found.runs[0].is_dense else found
 
 
-def _less(small: Point, dense: Point) -> str:
+def _less(small: ChartPoint, dense: ChartPoint) -> str:
     few, many = small.counts["nonzeros"], dense.counts["nonzeros"]
     return "–" if few is None or many is None else f"{many.mean / few.mean:.1f}× fewer"
 
 
-def _size(point: Point) -> str:
+def _size(point: ChartPoint) -> str:
     count = point.counts["nonzeros"]
     return "unknown size" if count is None else f"{count.mean:,.0f} non-zeros"
 
 
-def _seeds(task: Task) -> str:
+def _seeds(task: TaskRuns) -> str:
     numbers = sorted({len(point.runs) for point in task.points})
     shown = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     return f"{shown} {'seed' if numbers[-1] == 1 else 'seeds'} each"

@@ -12,10 +12,9 @@ from ..errors import InvalidValue
 from ..runs.folder import resume_command
 from ..runs.store import StoredRun, record_of, scan, within
 from . import details
-from .groups import Task, tasks
-from .naming import told_apart
+from .groups import TaskRuns, tasks
 from .references import Reference
-from .runs import Run, run_of
+from .runs import Run, run_of, told_apart
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,10 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Report:
+class StoreReport:
     """What a page shows."""
 
-    tasks: list[Task]
+    tasks: list[TaskRuns]
     details: dict[int, dict[str, Any]]
     """Of the runs that have them, by their place in ``runs``."""
     problems: list[Problem]
@@ -53,7 +52,7 @@ class Report:
         return labels
 
 
-def collect(root: Path, references: Sequence[Reference] = (), most: int = details.MOST_RUNS) -> Report:
+def collect(root: Path, references: Sequence[Reference] = (), most: int = details.MOST_RUNS) -> StoreReport:
     """Read a store. What is broken, foreign or unfinished is reported, not raised."""
     runs: list[Run] = []
     problems: list[Problem] = []
@@ -74,7 +73,7 @@ def collect(root: Path, references: Sequence[Reference] = (), most: int = detail
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
             about = f"Its numbers are listed, and its epochs and layers cannot be drawn: {_plain(str(error), root)}"
             problems.append(Problem(within(run.stored.path, root), "broken", about))
-    return Report(found, known, problems, list(references))
+    return StoreReport(found, known, problems, list(references))
 
 
 def _problem(stored: StoredRun, root: Path) -> Problem:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidValue
-from ..runs.store import StoredRun
+from ..runs.store import StoredRun, within
 from . import method
 from .budget import Kept, kept
 
@@ -70,6 +72,17 @@ def run_of(stored: StoredRun) -> Run:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
         raise InvalidValue(f"The result cannot be read: {reason}.") from error
+
+
+def told_apart(runs: Sequence[Run], root: Path) -> list[Run]:
+    """Return the runs, those of a name that two of one seed share called after their places in the store."""
+    counts = Counter((run.name, run.seed) for run in runs)
+    shared = {name for (name, _), count in counts.items() if count > 1}
+    return [replace(run, name=_place(run, root)) if run.name in shared else run for run in runs]
+
+
+def _place(run: Run, root: Path) -> str:
+    return within(run.stored.path, root).removesuffix(".json")
 
 
 def _run(stored: StoredRun, result: Mapping[str, Any]) -> Run:

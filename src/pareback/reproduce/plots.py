@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from ..lab import files
+from .. import files
 from ..lab.optional import optional
 from ..runs.histogram import Histogram
 from ..runs.record import Record

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from .. import files
 from ..errors import InvalidValue, MissingFile
-from ..lab import files
 from ..lab.recipe.reading import from_dict, override, read
 from ..lab.recipe.schema import Recipe
 from ..lab.train.interrupts import Interrupted

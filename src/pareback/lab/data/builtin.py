@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidUse, InvalidValue, MissingFile
+from ...files import expanded
 from ..optional import optional
-from ..paths import expanded
 from ..recipe import DataRecipe
 from .augment import Shift
 from .in_memory import InMemory

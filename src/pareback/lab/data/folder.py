@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ...errors import InvalidValue, MissingFile
+from ...files import expanded
 from ...messages import listed
 from ..optional import optional
-from ..paths import expanded
 from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .sources import fingerprint

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ...errors import InvalidValue, MissingFile
+from ...files import expanded
 from ...messages import listed
 from ..optional import optional
-from ..paths import expanded
 from ..recipe import DataRecipe
 from .augment import Shift
 from .in_memory import InMemory

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...artifact import weights
 from ...errors import InvalidValue
+from ...files import expanded
 from ...messages import listed
-from ..paths import expanded
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ... import files
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, resume_command, started
 from ...runs.origins import changed, origins
-from .. import environment, files
+from .. import environment
 from ..data.sources import open_source, steps_per_epoch
 from ..recipe.reading import to_dict
 from ..recipe.schema import Recipe
@@ -129,7 +130,7 @@ class Training:
             self._board.close()
             self._checkpoints.wait()
         if self._team.leads:
-            files.write_json(self._folder.result, result)  # last: where it is, everything else is
+            files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ...artifact.weights import write_plain
 from ...costs.flops import count_flops
 from ...pruning.pruner import Pruner
 from ...report import Report, report_on
-from .. import files
 
 
 def finish_and_count(model: nn.Module, pruner: Pruner | None) -> dict[str, Any]:
@@ -91,11 +91,4 @@ def _tensors(report: Report, pruner: Pruner | None) -> list[dict[str, Any]]:
 
 def save(model: nn.Module, path: Path) -> None:
     """Write the weights as a plain safetensors file."""
-    from safetensors.torch import save as serialized
-
-    # Ties are written out: each name gets memory of its own.
-    weights: dict[str, Tensor] = {
-        name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()
-    }
-    content = serialized(weights)
-    files.write(path, lambda file: file.write(content))
+    write_plain(path, dict(model.state_dict()), alone=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .chart_parts import Chart, lines_of, number, single
+from .parts import Chart, lines_of, number, single
 from .theme import slot
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidUse
+from ...errors import InvalidUse
 
 _PACKAGE = "vl-convert-python"
 
@@ -49,6 +49,6 @@ def licence() -> str:
     found = importlib.metadata.files(_PACKAGE) or []
     texts = [file.read_text(encoding="utf-8") for file in found if file.name == "LICENSE"]
     holders = "Vega, Vega-Lite and Vega-Embed: Copyright University of Washington Interactive Data Lab.\nvl-convert: "
-    bostocks = (Path(__file__).parent / "assets" / "d3-licence.txt").read_text("utf-8").strip()
+    bostocks = (Path(__file__).parent.parent / "assets" / "d3-licence.txt").read_text("utf-8").strip()
     vegas = texts[0].strip() if texts else "BSD 3-Clause licence."
     return f"{holders}{vegas}\n\nD3, which is part of Vega: {bostocks}"

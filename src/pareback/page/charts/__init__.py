@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .chart_runs import convergence, histograms, layers, sparsity
-from .chart_tradeoff import tradeoff
+from .runs import convergence, histograms, layers, sparsity
+from .tradeoff import tradeoff
 
 CHARTS = {
     "tradeoff": tradeoff,

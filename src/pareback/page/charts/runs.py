@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .chart_parts import Chart, chart, lines_of, number, single
+from .parts import Chart, chart, lines_of, number, single
 from .theme import slot
 
 
