@@ -70,7 +70,7 @@ def test_dense_operators_give_the_models_results(name: str) -> None:
     truth = copy.deepcopy(model).double()
     for batch in (1, 2, 7):
         x = torch.randn(batch, *shape)
-        engine._dense[batch] = True
+        engine.prefers_dense[batch] = True
         with torch.no_grad():
             wanted = truth(x.double())
         given = x.clone()
@@ -81,13 +81,13 @@ def test_dense_operators_give_the_models_results(name: str) -> None:
 def test_reports_are_short() -> None:
     """One thread, one layer, and nothing about how sizes are computed or results taken apart."""
     engine = pb.compile(Recurrent().eval(), torch.randn(2, 7, 16), threads=1)
-    engine._dense.clear()
+    engine.prefers_dense.clear()
     first, left = str(engine.report()).splitlines()
     assert first.startswith("1 layer in the engine, 1 thread, ")
     assert left == "left to PyTorch: aten.lstm.input, aten.zeros.default (the engine has none)"
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.GroupNorm(1, 2), nn.ReLU())
     assert pb.compile(pooled.eval(), torch.randn(2, 1, 8, 8), threads=1).report().left == (
-        ("Largest", "not after a ReLU"),
+        ("MaxPool", "not after a ReLU"),
         ("aten.group_norm.default", "the engine has none"),
         ("relu", "not after a layer of the engine"),
     )
@@ -103,5 +103,5 @@ def test_what_pytorch_runs_is_a_copy_as_well() -> None:
         for p in model.parameters():
             p.add_(1.0)
     for dense in (False, True):
-        engine._dense[2] = dense
+        engine.prefers_dense[2] = dense
         torch.testing.assert_close(engine(x), before, rtol=1e-4, atol=1e-5)

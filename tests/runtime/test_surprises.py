@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pareback as pb
-from pareback.runtime.engine import Engine
+from pareback.runtime import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def _never_dense(monkeypatch: pytest.MonkeyPatch, _own_kernels: None) -> None:
     """The engine runs its own kernels for the whole model, too."""
 
     def once(self: Engine, inputs: tuple[Tensor, ...]) -> bool:
-        self._sparsely(tuple(x.clone() for x in inputs))
+        self.run_sparse(*(x.clone() for x in inputs))
         return False
 
-    monkeypatch.setattr(Engine, "_is_faster_dense", once)
+    monkeypatch.setattr(Engine, "is_faster_dense", once)
 
 
 class Of(nn.Module):

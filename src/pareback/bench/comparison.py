@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import InvalidValue
 from ..lab import environment, files
 from ..messages import one_of
-from ..runtime import library
+from ..runtime.native import bindings
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
 from .staging import Staged
@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
     """Return what the numbers depend on, without paths."""
     about = environment.describe(torch.device("cpu"))
     kept = {key: about[key] for key in ("python", "pareback", "cpu", "platform", "start")}
-    bits = library.register_bits() if library.available() else None
+    bits = bindings.register_bits() if bindings.available() else None
     return {**kept, "cores": os.cpu_count(), "register_bits": bits, "versions": versions()}
 
 
