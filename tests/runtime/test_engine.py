@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,17 +94,6 @@ def test_groups(groups: int) -> None:
     model = pruned(nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, groups=groups)), 0.6)
     x = torch.randn(3, 8, 12, 12)
     assert error(compiled(model, x, threads=1).run_sparse(x), model, x) < 1e-6
-
-
-@pytest.mark.parametrize("rows", [1, 4, 5, 16, 100])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
-def test_linear_layers(rows: int, activation: Callable[[], nn.Module]) -> None:
-    """A chain of linear layers stays in lanes; few rows are multiplied one by one."""
-    model = pruned(nn.Sequential(nn.Linear(50, 70), activation(), nn.Linear(70, 33), activation(), nn.Linear(33, 4)))
-    x = torch.randn(rows, 50)
-    engine = compiled(model, x, threads=1)
-    assert kinds(engine) == ["rows"]
-    assert error(engine.run_sparse(x), model, x) < 1e-6
 
 
 def test_gelu_is_exact() -> None:

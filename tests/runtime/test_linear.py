@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engine_toys import engines, errors
+from engine_toys import engines, errors, kinds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ def test_any_number_of_rows(activation: type[nn.Module]) -> None:
     """Looked up, in lanes with and without empty ones, and in several portions."""
     model = _mlp(50, 270, 33, 7, activation=activation)
     for engine in engines(model, torch.randn(1, 50)):
+        assert kinds(engine) == ["rows"]
         for rows in (*range(1, 34), 64, 100, 300, 500):
             x = torch.randn(rows, 50)
             error, own = errors(engine.run_sparse(x), model, x)
