@@ -93,15 +93,19 @@ def test_reports_are_short() -> None:
     )
 
 
-def test_what_pytorch_runs_is_a_copy_as_well() -> None:
-    """A model that is trained on does not change the engine, not by the layers that PyTorch runs either."""
-    model = _left().eval()
-    engine = pb.compile(model, torch.randn(2, 64), threads=1)
-    x = torch.randn(2, 64)
-    before = engine(x)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_engine_keeps_a_copy_of_the_weights(name: str) -> None:
+    """A model that is trained on does not change it, nor the layers that PyTorch runs, nor an engine made of it."""
+    make, shape = MODELS[name]
+    model = make().eval()
+    engine = pb.compile(model, torch.randn(1, *shape), threads=1)
+    x = torch.randn(6, *shape)
     with torch.no_grad():
+        before = model(x)
         for p in model.parameters():
             p.add_(1.0)
-    for dense in (False, True):
-        engine.prefers_dense[2] = dense
-        torch.testing.assert_close(engine(x), before, rtol=1e-4, atol=1e-5)
+    for part in (x, x[:1], x[:3]):  # batches it has run before, and others
+        for dense in (False, True):
+            engine.prefers_dense[len(part)] = dense
+            torch.testing.assert_close(engine(part), before[: len(part)], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(engine.with_threads(2).run_sparse(x), before, rtol=1e-4, atol=1e-5)

@@ -199,18 +199,6 @@ def test_a_bias_of_any_stride_and_length() -> None:
     check(Of(lambda m, x: F.linear(x, m.f.weight, m.f.bias), f=single), (20, 32))
 
 
-def test_the_engine_keeps_a_copy_of_the_weights() -> None:
-    model = nn.Sequential(sparse(nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Flatten(), sparse(nn.Linear(8 * 36, 5)))
-    engine = pb.compile(model, torch.randn(1, 3, 8, 8), threads=1)
-    x = torch.randn(6, 3, 8, 8)
-    before = model(x)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 1.0
-    for part in (x, x[:1], x[:3]):  # batches it has run before, and others
-        torch.testing.assert_close(engine(part), before[: len(part)], rtol=1e-4, atol=1e-5)
-
-
 def test_a_model_that_changes_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does so once per call, however often the engine tries what is faster."""
     monkeypatch.undo()
