@@ -32,9 +32,10 @@ setup(
             AS_WRITTEN,
         ),
         library(
-            "runtime._engine",
-            "src/pareback/runtime/engine.cpp",
-            [f"src/pareback/runtime/{name}.h" for name in ("lanes", "linear", "attention", "team")] + list(SHARED),
+            "runtime.native._engine",
+            "src/pareback/runtime/native/engine.cpp",
+            [f"src/pareback/runtime/native/{name}.h" for name in ("lanes", "linear", "attention", "team")]
+            + list(SHARED),
             FASTEST,
         ),
     ]

@@ -47,10 +47,13 @@ ROOMS = (".",)
 INTERNAL = {
     ("lab/recipe/reading.py", "TypeError"): "tells value_of that a value is of another type; the sentence is made",
     ("lab/train/loop.py", "RuntimeError"): "a source that breaks its promise",
-    ("runtime/encoder.py", "TypeError"): "an operation that the capture does not make",
-    ("runtime/images.py", "TypeError"): "an operation that the capture does not make",
-    ("runtime/library.py", "RuntimeError"): "a kernel that was not built, which tuning asks for and does without",
-    ("runtime/plain.py", "TypeError"): "an operation that the capture does not make",
+    ("runtime/graph/operation.py", "TypeError"): "an operation that the capture does not make",
+    ("runtime/lower/image_ops.py", "TypeError"): "an operation that the capture does not make",
+    (
+        "runtime/native/bindings.py",
+        "RuntimeError",
+    ): "a kernel that was not built, which tuning asks for and does without",
+    ("runtime/stages/encoder.py", "TypeError"): "an operation that the capture does not make",
 }
 
 

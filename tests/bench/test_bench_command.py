@@ -15,7 +15,7 @@ from pareback.commands.bench import COMMAND
 from pareback.lab.models.build import build
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
-from pareback.runtime import library
+from pareback.runtime.native import bindings
 
 RECIPE = """
 name: small
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not library.available(), reason="the engine was not built")
+@pytest.mark.skipif(not bindings.available(), reason="the engine was not built")
 def test_a_run_is_timed_in_turn(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Text for people, the same numbers in the file: results like eager's, bytes, operations, advice."""
     out = tmp_path / "found.json"

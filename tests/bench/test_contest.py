@@ -22,7 +22,7 @@ from pareback.bench.runtimes import RUNTIMES
 from pareback.bench.showing import as_text
 from pareback.bench.subject import Staged
 from pareback.bench.worker import Worker, serve
-from pareback.runtime import library
+from pareback.runtime.native import bindings
 
 QUICK = Effort(seconds=0.0, rounds=(2, 2), turn=0.001)
 
@@ -76,7 +76,7 @@ def test_figures_count_the_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not library.available(), reason="the engine was not built")
+@pytest.mark.skipif(not bindings.available(), reason="the engine was not built")
 def test_every_runtime_that_is_installed_agrees_with_eager() -> None:
     """Each gives eager's results, or int8's which are close to them."""
     there = [name for name, runtime in RUNTIMES.items() if not runtime.missing()]

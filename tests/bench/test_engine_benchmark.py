@@ -15,10 +15,10 @@ from torch import nn
 
 import pareback as pb
 from pareback.lab.models.wrn import WideResNet
-from pareback.runtime import library
+from pareback.runtime.native import bindings
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "engine.py"
-pytestmark = pytest.mark.skipif(not library.available(), reason="the engine was not built")
+pytestmark = pytest.mark.skipif(not bindings.available(), reason="the engine was not built")
 
 
 @pytest.fixture

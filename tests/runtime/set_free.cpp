@@ -28,7 +28,7 @@ class Work {
 int main() {
   Work whole, divided;
   pareback::shared_pool().run(2, [&] { whole(); });
-  const auto team = std::make_shared<pareback::Team>(3);  // the first thread may not be back yet
+  const auto team = std::make_shared<pareback::ThreadTeam>(3);  // the first thread may not be back yet
   team->divide(3, 1, 1e6, [&](int64_t, int64_t) { divided(); });
   team->end();
 }

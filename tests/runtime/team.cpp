@@ -8,7 +8,7 @@ namespace {
 
 bool one_program(int threads, int steps, int64_t items) {
   std::vector<int64_t> now(items, 1), next(items);
-  const auto team = std::make_shared<pareback::Team>(threads);
+  const auto team = std::make_shared<pareback::ThreadTeam>(threads);
   for (int step = 0; step < steps; ++step) {
     const double nanoseconds = step % 7 == 6 ? 100 : 1e6;  // some steps are the caller's alone
     team->divide(items, 1 + step % 3, nanoseconds, [&](int64_t first, int64_t last) {

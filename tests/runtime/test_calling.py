@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import pareback as pb
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 
 class Both(nn.Module):
     """An image and a table: not interchangeable, as one is subtracted from the other."""
@@ -41,12 +43,6 @@ class AnyName(Both):
 
 def _inputs(batch: int) -> dict[str, Tensor]:
     return {"img": torch.randn(batch, 1, 5, 5), "tab": torch.randn(batch, 4), "scale": torch.randn(batch, 1)}
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 def test_a_dict_is_keyword_arguments() -> None:

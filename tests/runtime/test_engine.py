@@ -3,84 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_toys import Small, error, kinds, pruned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pareback.runtime import compile as compiled
-from pareback.runtime import library
-from pareback.runtime.stages import Images, Plain, Rows
-
-
-def _pruned(model: nn.Module, density: float = 0.2) -> nn.Module:
-    """Zero most weights and give batch norms something to do."""
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim >= 2:
-                p.mul_(torch.rand_like(p) < density)
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                nn.init.uniform_(module.weight, 0.5, 1.5)
-                nn.init.normal_(module.bias, 0, 0.2)
-                module.running_mean.normal_(0, 0.1)  # type: ignore[union-attr]
-                module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    return model.eval()
-
-
-def _error(found: Tensor, model: nn.Module, x: Tensor) -> float:
-    """Return the relative distance to the model in float64."""
-    with torch.no_grad():
-        truth = model.double()(x.double())
-    model.float()
-    return float((found - truth).norm() / truth.norm())
-
-
-class Residual(nn.Module):
-    """A pre-activation block beside a shortcut, as wide residual networks have it."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.bn1, self.bn2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, stride=stride, padding=1)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
-        return y + self.shortcut(x)
-
-
-class Small(nn.Module):
-    """Stem with pooling, two blocks, a mean and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2, padding=2, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-        self.pool = nn.MaxPool2d(3, 2, 1)
-        self.blocks = nn.Sequential(Residual(8, 16, 1), Residual(16, 24, 2))
-        self.head = nn.Linear(24, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.blocks(self.pool(self.stem(x)))).mean((2, 3)))
+from pareback.runtime.native import bindings
 
 
 @pytest.mark.parametrize("size", [32, 33, 47])
 def test_a_residual_network(size: int) -> None:
     """Pooling, strides, shortcuts, batch norms before and after convolutions, at even and odd sizes."""
-    model = _pruned(Small())
+    model = pruned(Small())
     engine = compiled(model, torch.randn(1, 3, size, size), threads=1)
-    assert [type(stage) for stage in engine._stages] == [Images]
+    assert kinds(engine) == ["images"]
     assert engine.report().layers == 8
     for batch in (1, 2, 5, 16, 33):
         x = torch.randn(batch, 3, size, size)
-        assert _error(engine._sparsely((x,)), model, x) < 1e-6
-        assert _error(engine(x), model, x) < 1e-6
+        assert error(engine.run_sparse(x), model, x) < 1e-6
+        assert error(engine(x), model, x) < 1e-6
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -110,12 +57,12 @@ def test_any_convolution(
     if min(size) + 2 * padding < dilation * (kernel - 1) + 1 or padding >= kernel:
         return
     torch.manual_seed(0)
-    model = _pruned(nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation), nn.ReLU()), density)
+    model = pruned(nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation), nn.ReLU()), density)
     x = torch.randn(batch, inputs, *size)
     engine = compiled(model, x, threads=1)
     with torch.no_grad():
         truth = model.double()(x.double())
-    assert torch.allclose(engine._sparsely((x,)).double(), truth, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(engine.run_sparse(x).double(), truth, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -134,30 +81,19 @@ def test_any_convolution(
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_padding_in_words(kernel: int, dilation: int, padding: str, taken: bool) -> None:
     """Where a word means the same number at every edge, the layer is the engine's; otherwise PyTorch runs it."""
-    model = _pruned(nn.Sequential(nn.Conv2d(4, 16, kernel, dilation=dilation, padding=padding), nn.ReLU()), 0.3)
+    model = pruned(nn.Sequential(nn.Conv2d(4, 16, kernel, dilation=dilation, padding=padding), nn.ReLU()), 0.3)
     x = torch.randn(3, 4, 17, 14)
     engine = compiled(model, x, threads=1)
     assert engine.report().layers == int(taken)
-    assert _error(engine._sparsely((x,)) if taken else engine(x), model, x) < 1e-6
+    assert error(engine.run_sparse(x) if taken else engine(x), model, x) < 1e-6
 
 
 @pytest.mark.parametrize("groups", [2, 8])
 def test_groups(groups: int) -> None:
     """Grouped and depthwise convolutions are lists of non-zeros like any other."""
-    model = _pruned(nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, groups=groups)), 0.6)
+    model = pruned(nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, groups=groups)), 0.6)
     x = torch.randn(3, 8, 12, 12)
-    assert _error(compiled(model, x, threads=1)._sparsely((x,)), model, x) < 1e-6
-
-
-@pytest.mark.parametrize("rows", [1, 4, 5, 16, 100])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
-def test_linear_layers(rows: int, activation: Callable[[], nn.Module]) -> None:
-    """A chain of linear layers stays in lanes; few rows are multiplied one by one."""
-    model = _pruned(nn.Sequential(nn.Linear(50, 70), activation(), nn.Linear(70, 33), activation(), nn.Linear(33, 4)))
-    x = torch.randn(rows, 50)
-    engine = compiled(model, x, threads=1)
-    assert [type(stage) for stage in engine._stages] == [Rows]
-    assert _error(engine._sparsely((x,)), model, x) < 1e-6
+    assert error(compiled(model, x, threads=1).run_sparse(x), model, x) < 1e-6
 
 
 def test_gelu_is_exact() -> None:
@@ -166,18 +102,18 @@ def test_gelu_is_exact() -> None:
     nn.init.ones_(model[0].weight)  # type: ignore[arg-type]
     nn.init.zeros_(model[0].bias)  # type: ignore[arg-type]
     x = torch.linspace(-12, 12, 4001)[:, None]
-    found = compiled(model.eval(), x, threads=1)._sparsely((x,))
+    found = compiled(model.eval(), x, threads=1).run_sparse(x)
     truth = F.gelu(x.double())
     assert float((found - truth).abs().max()) < 1e-6
 
 
 def test_negative_values_are_pooled_by_torch() -> None:
     """The engine's halo holds zeros, which would win over negative numbers."""
-    model = _pruned(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1)))
+    model = pruned(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1)))
     x = torch.randn(2, 3, 16, 16)
     engine = compiled(model, x, threads=1)
-    assert any(isinstance(stage, Plain) for stage in engine._stages)
-    assert _error(engine._sparsely((x,)), model, x) < 1e-6
+    assert "torch" in kinds(engine)
+    assert error(engine.run_sparse(x), model, x) < 1e-6
 
 
 def test_changes_in_place_are_seen() -> None:
@@ -193,10 +129,10 @@ def test_changes_in_place_are_seen() -> None:
             z = F.relu_(y)
             return y + z
 
-    model = _pruned(InPlace())
+    model = pruned(InPlace())
     x = torch.randn(2, 3, 8, 8)
     engine = compiled(model, x, threads=1)
-    assert _error(engine._sparsely((x,)), model, x) < 1e-6
+    assert error(engine.run_sparse(x), model, x) < 1e-6
 
 
 def test_results_keep_their_structure() -> None:
@@ -211,9 +147,9 @@ def test_results_keep_their_structure() -> None:
             y = F.relu(self.conv(x))
             return {"map": y, "class": self.fc(y.mean((2, 3)))}
 
-    model = _pruned(Two())
+    model = pruned(Two())
     x = torch.randn(3, 3, 9, 9)
-    found = compiled(model, x, threads=1)._sparsely((x,))
+    found = compiled(model, x, threads=1).run_sparse(x)
     with torch.no_grad():
         wanted = model(x)
     assert found.keys() == wanted.keys()
@@ -226,14 +162,14 @@ def test_a_dense_model_is_not_slowed_down() -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).eval()
     x = torch.randn(64, 512)
     engine = compiled(model, x, threads=1)
-    engine._dense[64] = True
+    engine.prefers_dense[64] = True
     assert "at batch 64" in str(engine.report())
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_several_threads_may_call() -> None:
     """Calls that overlap do not disturb each other, with one thread each and with two."""
-    model = _pruned(Small())
+    model = pruned(Small())
     for threads in (1, 2):
         engine = compiled(model, torch.randn(1, 3, 24, 24), threads=threads)
         inputs = [torch.randn(1 + i % 3, 3, 24, 24) for i in range(6)]
@@ -243,7 +179,7 @@ def test_several_threads_may_call() -> None:
 
         def work(i: int, engine=engine, inputs=inputs, wanted=wanted, wrong=wrong) -> None:  # type: ignore[no-untyped-def]
             for _ in range(20):
-                if not torch.allclose(engine._sparsely((inputs[i],)), wanted[i], atol=1e-5):
+                if not torch.allclose(engine.run_sparse(inputs[i]), wanted[i], atol=1e-5):
                     wrong.append(i)
 
         callers = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
@@ -256,7 +192,7 @@ def test_several_threads_may_call() -> None:
 
 def test_wrong_input_is_answered_in_a_sentence() -> None:
     """Type, number and shape."""
-    engine = compiled(_pruned(nn.Sequential(nn.Conv2d(3, 4, 3))), torch.randn(1, 3, 8, 8), threads=1)
+    engine = compiled(pruned(nn.Sequential(nn.Conv2d(3, 4, 3))), torch.randn(1, 3, 8, 8), threads=1)
     with pytest.raises(TypeError, match="must be a torch.float32 tensor on the CPU"):
         engine(torch.randn(1, 3, 8, 8).double())
     with pytest.raises(TypeError, match="compiled for 1 input, 2 were given"):
@@ -267,14 +203,14 @@ def test_wrong_input_is_answered_in_a_sentence() -> None:
 
 def test_without_the_library_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package works without a compiler; this part of it cannot."""
-    monkeypatch.setattr(library, "_engine", None)
+    monkeypatch.setattr(bindings, "available", lambda: False)
     with pytest.raises(RuntimeError, match="no C\\+\\+ compiler was found"):
         compiled(nn.Linear(2, 2), torch.randn(1, 2))
 
 
 def test_choices_are_remembered(tmp_path: Path) -> None:
     """The second compilation reads what the first one measured; a damaged file is measured again."""
-    model = _pruned(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)))
+    model = pruned(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)))
     x = torch.randn(1, 8, 8, 8)
     compiled(model, x, threads=1)
     (file,) = (tmp_path / "cache").iterdir()
@@ -283,4 +219,4 @@ def test_choices_are_remembered(tmp_path: Path) -> None:
     assert file.read_text() == written
     file.write_text("{")
     engine = compiled(model, x, threads=1)
-    assert _error(engine._sparsely((x,)), model, x) < 1e-6
+    assert error(engine.run_sparse(x), model, x) < 1e-6

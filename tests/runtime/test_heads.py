@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_toys import distance, kinds
 from torch import Tensor, nn
 
 from pareback.runtime import compile as compiled
-from pareback.runtime.stages import Images, Rows
+from pareback.runtime.stages.images import ImageStage
 
 
 class Classifier(nn.Module):
@@ -26,35 +27,31 @@ class Classifier(nn.Module):
         return (self.head(means), means) if self.also_means else self.head(means)
 
 
-def _error(found: Tensor, truth: Tensor) -> float:
-    return float((found - truth).norm() / truth.norm())
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("channels", "classes"), [(16, 10), (37, 1), (130, 101)])
 def test_a_head_gives_the_models_results(channels: int, classes: int, threads: int) -> None:
     model = Classifier(channels, classes).eval()
     engine = compiled(model, torch.randn(1, 3, 9, 7), threads=threads)
-    assert [type(stage) for stage in engine._stages] == [Images]
+    assert kinds(engine) == ["images"]
     assert engine.report().layers == 2
     for batch in (1, 2, 3, 5, 8, 16, 33):
         x = torch.randn(batch, 3, 9, 7)
         with torch.no_grad():
             truth = model.double()(x.double())
         model.float()
-        assert _error(engine._sparsely((x,)), truth) < 1e-5
+        assert distance(engine.run_sparse(x), truth) < 1e-5
 
 
 def test_images_together_have_their_heads_too() -> None:
     model = Classifier(24, 5).eval()
     engine = compiled(model, torch.randn(1, 3, 6, 6), threads=1)
-    (stage,) = engine._stages
-    assert isinstance(stage, Images)
+    (stage,) = engine.stages
+    assert isinstance(stage, ImageStage)
     for images in (1, 2, 4, 8, 16):
         x, y = torch.randn(images, 3, 6, 6), torch.empty(images, 5)
         stage.program(images, 1).run([x], [y], 0, 1)
         with torch.no_grad():
-            assert _error(y, model(x)) < 1e-5
+            assert distance(y, model(x)) < 1e-5
 
 
 @pytest.mark.parametrize("model", [Classifier(16, 10, also_means=True), Classifier(16, 10, layers=2)])
@@ -62,15 +59,15 @@ def test_what_is_read_elsewhere_is_no_head(model: nn.Module) -> None:
     model.eval()
     x = torch.randn(3, 3, 8, 8)
     engine = compiled(model, x, threads=1)
-    assert [type(stage) for stage in engine._stages] == [Images, Rows]
+    assert kinds(engine) == ["images", "rows"]
     with torch.no_grad():
         expected = model(x)
     for found, wanted in zip(
-        *((y,) if isinstance(y, Tensor) else y for y in (engine._sparsely((x,)), expected)), strict=True
+        *((y,) if isinstance(y, Tensor) else y for y in (engine.run_sparse(x), expected)), strict=True
     ):
-        assert _error(found, wanted) < 1e-5
+        assert distance(found, wanted) < 1e-5
 
 
 def test_a_large_layer_is_no_head() -> None:
     engine = compiled(Classifier(512, 512).eval(), torch.randn(1, 3, 4, 4), threads=1)
-    assert [type(stage) for stage in engine._stages] == [Images, Rows]
+    assert kinds(engine) == ["images", "rows"]

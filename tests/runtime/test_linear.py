@@ -6,18 +6,19 @@ from itertools import pairwise
 
 import pytest
 import torch
-from captured_once import engines
+from engine_toys import engines, errors, kinds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pareback.runtime import compile as compiled
-from pareback.runtime import library, lookup
-from pareback.runtime.layout import LANES, Grid, Layout
-from pareback.runtime.listing import RowLayer, listing
-from pareback.runtime.lookup import steps
-from pareback.runtime.operations import Convolution
-from pareback.runtime.weights import Taps, aligned
+from pareback.runtime.graph.ops import Linear, Taps
+from pareback.runtime.lower import linear_few_rows
+from pareback.runtime.lower.layout import LANES, rows_layout
+from pareback.runtime.lower.linear_few_rows import lookup_table
+from pareback.runtime.lower.linear_many_rows import TiledLinear, weight_lists
+from pareback.runtime.lower.memory import aligned
+from pareback.runtime.native import bindings
 
 
 def _sparse(outputs: int, inputs: int, density: float) -> Tensor:
@@ -33,23 +34,15 @@ def _mlp(*sizes: int, density: float = 0.15, activation: type[nn.Module] = nn.Re
     return nn.Sequential(*layers[:-1]).eval()
 
 
-def _errors(found: Tensor, model: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Return the relative distance to the model in float64, and PyTorch's own."""
-    with torch.no_grad():
-        own = model(x)
-        truth = model.double()(x.double())
-    model.float()
-    return float((found - truth).norm() / truth.norm()), float((own - truth).norm() / truth.norm())
-
-
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
 def test_any_number_of_rows(activation: type[nn.Module]) -> None:
     """Looked up, in lanes with and without empty ones, and in several portions."""
     model = _mlp(50, 270, 33, 7, activation=activation)
     for engine in engines(model, torch.randn(1, 50)):
+        assert kinds(engine) == ["rows"]
         for rows in (*range(1, 34), 64, 100, 300, 500):
             x = torch.randn(rows, 50)
-            error, own = _errors(engine._sparsely((x,)), model, x)
+            error, own = errors(engine.run_sparse(x), model, x)
             assert error < max(2 * own, 5e-7), (engine.report().threads, rows)
 
 
@@ -61,7 +54,7 @@ def test_any_size(outputs: int, inputs: int) -> None:
         for engine in engines(model, torch.randn(1, inputs)):
             for rows in (1, 3, 8, 16, 40):
                 x = torch.randn(rows, inputs)
-                error, _ = _errors(engine._sparsely((x,)), model, x)
+                error, _ = errors(engine.run_sparse(x), model, x)
                 # Of a few numbers, which may be near zero.
                 assert error < 5e-6, (density, engine.report().threads, rows)
 
@@ -71,7 +64,7 @@ def test_long_sums_keep_their_digits(rows: int) -> None:
     """Thousands of products in one sum are no less exact than PyTorch's."""
     model = _mlp(8192, 64, density=0.3)
     x = torch.rand(rows, 8192)
-    error, own = _errors(compiled(model, x, threads=1)._sparsely((x,)), model, x)
+    error, own = errors(compiled(model, x, threads=1).run_sparse(x), model, x)
     assert error < 2 * own
 
 
@@ -82,31 +75,27 @@ def test_weights_all_in_some_rows() -> None:
     model[0].weight.data[:, 64:128] = 0  # type: ignore[index]
     for rows in (1, 5, 16):
         x = torch.randn(rows, 200)
-        error, own = _errors(compiled(model, x, threads=2)._sparsely((x,)), model, x)
+        error, own = errors(compiled(model, x, threads=2).run_sparse(x), model, x)
         assert error < max(2 * own, 5e-7)
 
 
-def _rows(channels: int, vectors: int) -> Layout:
-    return Layout(channels, 1, vectors * LANES, Grid(1, 1, LANES), 1, vectors, 0)
-
-
 @pytest.mark.parametrize("vectors", [1, 2, 3, 5, 8, 14])
-@pytest.mark.parametrize("activation", [library.NONE, library.RELU, library.GELU])
+@pytest.mark.parametrize("activation", [bindings.NONE, bindings.RELU, bindings.GELU])
 def test_all_choices_agree(vectors: int, activation: int) -> None:
     """Whatever the tuner may choose gives the same result, on one thread and on several."""
     weight, bias = _sparse(83, 999, 0.1), torch.randn(83)
     x = torch.randn(999, vectors * LANES)
-    source, target = _rows(999, vectors), _rows(83, vectors)
+    source, target = rows_layout(999, vectors * LANES), rows_layout(83, vectors * LANES)
     truth = weight.double() @ x.double() + bias.double()[:, None]
-    if activation != library.NONE:
-        truth = truth.relu() if activation == library.RELU else nn.functional.gelu(truth)
+    if activation != bindings.NONE:
+        truth = truth.relu() if activation == bindings.RELU else nn.functional.gelu(truth)
     for threads in (1, 3):
-        layer = RowLayer(Taps(weight[:, :, None, None]), bias, source, target, activation)
+        layer = TiledLinear(Taps(weight[:, :, None, None]), bias, source, target, activation)
         choices = list(dict.fromkeys(way for one in layer.choices() for way in layer.divided(one, threads)))
         assert len({(choice.block, choice.chunk) for choice in choices}) > 2
         for choice in choices:
             arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))
-            library.Program([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], threads)
+            bindings.NativeProgram([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], threads)
             found = arena[source.floats :].view(83, -1)
             torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5, msg=str(choice))
 
@@ -115,12 +104,12 @@ def test_more_outputs_than_sixteen_bits_number() -> None:
     """A large vocabulary on two threads, however its outputs are divided."""
     weight, bias = _sparse(140_000, 10, 0.2), torch.randn(140_000)
     x = torch.randn(10, LANES)
-    source, target = _rows(10, 1), _rows(140_000, 1)
+    source, target = rows_layout(10, LANES), rows_layout(140_000, LANES)
     truth = torch.addmm(bias[:, None], weight, x)
-    layer = RowLayer(Taps(weight[:, :, None, None]), bias, source, target, library.NONE)
+    layer = TiledLinear(Taps(weight[:, :, None, None]), bias, source, target, bindings.NONE)
     for choice in layer.divided(next(layer.choices()), 2):
         arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))
-        library.Program([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], 2)
+        bindings.NativeProgram([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], 2)
         torch.testing.assert_close(arena[source.floats :].view(140_000, -1), truth, rtol=1e-5, atol=1e-5)
 
 
@@ -129,7 +118,7 @@ def test_more_outputs_than_sixteen_bits_number() -> None:
 def test_lists_hold_every_weight(outputs: int, inputs: int, part: int, block: int, density: float) -> None:
     """The matrix can be read back from its lists, and a block's outputs come in order of their numbers of weights."""
     weight = _sparse(outputs, inputs, density)
-    lists = listing(weight, 2, part, block)
+    lists = weight_lists(weight, 2, part, block)
     found = torch.zeros(outputs, inputs)
     words = lists.list.tolist()
     entries = lists.entries.tolist()
@@ -158,7 +147,7 @@ def test_lists_hold_every_weight(outputs: int, inputs: int, part: int, block: in
 def test_steps_hold_every_weight(outputs: int, inputs: int, part: int, density: float) -> None:
     """The matrix can be read back from its steps."""
     weight = _sparse(outputs, inputs, density)
-    matrix = steps(weight, part)
+    matrix = lookup_table(weight, part)
     found = torch.zeros(-(-outputs // LANES) * LANES, inputs)
     blocks = -(-inputs // 32)
     value = step = entry = 0
@@ -177,6 +166,6 @@ def test_steps_hold_every_weight(outputs: int, inputs: int, part: int, density: 
 
 def test_the_same_steps_serve_any_number_of_rows() -> None:
     """A network that is called with two batch sizes does not hold its weights twice."""
-    layer = Convolution("y", "x", Taps(_sparse(64, 64, 0.1)[:, :, None, None]), torch.zeros(64), over_rows=True)
-    one, four = (lookup.operation(layer, rows, library.NONE, -2, -3, 0, 1) for rows in (1, 4))
+    layer = Linear("y", "x", Taps(_sparse(64, 64, 0.1)[:, :, None, None]), torch.zeros(64))
+    one, four = (linear_few_rows.operation(layer, rows, bindings.NONE, -2, -3, 0, 1) for rows in (1, 4))
     assert one.values == four.values

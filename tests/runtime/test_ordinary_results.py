@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import pareback as pb
-from pareback.runtime import library
+from pareback.runtime.native import bindings
 
-pytestmark = pytest.mark.skipif(not library.available(), reason="the engine was not built")
+pytestmark = pytest.mark.skipif(not bindings.available(), reason="the engine was not built")
 
 
 def network() -> nn.Sequential:
@@ -98,7 +98,7 @@ def test_what_is_not_finite_comes_out_as_in_eager(name: str, value: float) -> No
     model = make().eval()
     pb.prune_(model, pb.Budget(sparsity=0.9), include="*.weight")
     engine = pb.compile(model, torch.randn(2, *shape), threads=1)
-    engine._dense = dict.fromkeys((1, 2, 3), False)  # as if the engine had been timed faster
+    engine.prefers_dense.update(dict.fromkeys((1, 2, 3), False))  # as if the engine had been timed faster
     for batch in (1, 2, 3):
         x = torch.randn(batch, *shape)
         x[-1].flatten()[5] = value

@@ -70,7 +70,7 @@ def test_dense_operators_give_the_models_results(name: str) -> None:
     truth = copy.deepcopy(model).double()
     for batch in (1, 2, 7):
         x = torch.randn(batch, *shape)
-        engine._dense[batch] = True
+        engine.prefers_dense[batch] = True
         with torch.no_grad():
             wanted = truth(x.double())
         given = x.clone()
@@ -81,27 +81,31 @@ def test_dense_operators_give_the_models_results(name: str) -> None:
 def test_reports_are_short() -> None:
     """One thread, one layer, and nothing about how sizes are computed or results taken apart."""
     engine = pb.compile(Recurrent().eval(), torch.randn(2, 7, 16), threads=1)
-    engine._dense.clear()
+    engine.prefers_dense.clear()
     first, left = str(engine.report()).splitlines()
     assert first.startswith("1 layer in the engine, 1 thread, ")
     assert left == "left to PyTorch: aten.lstm.input, aten.zeros.default (the engine has none)"
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.GroupNorm(1, 2), nn.ReLU())
     assert pb.compile(pooled.eval(), torch.randn(2, 1, 8, 8), threads=1).report().left == (
-        ("Largest", "not after a ReLU"),
+        ("MaxPool", "not after a ReLU"),
         ("aten.group_norm.default", "the engine has none"),
         ("relu", "not after a layer of the engine"),
     )
 
 
-def test_what_pytorch_runs_is_a_copy_as_well() -> None:
-    """A model that is trained on does not change the engine, not by the layers that PyTorch runs either."""
-    model = _left().eval()
-    engine = pb.compile(model, torch.randn(2, 64), threads=1)
-    x = torch.randn(2, 64)
-    before = engine(x)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_engine_keeps_a_copy_of_the_weights(name: str) -> None:
+    """A model that is trained on does not change it, nor the layers that PyTorch runs, nor an engine made of it."""
+    make, shape = MODELS[name]
+    model = make().eval()
+    engine = pb.compile(model, torch.randn(1, *shape), threads=1)
+    x = torch.randn(6, *shape)
     with torch.no_grad():
+        before = model(x)
         for p in model.parameters():
             p.add_(1.0)
-    for dense in (False, True):
-        engine._dense[2] = dense
-        torch.testing.assert_close(engine(x), before, rtol=1e-4, atol=1e-5)
+    for part in (x, x[:1], x[:3]):  # batches it has run before, and others
+        for dense in (False, True):
+            engine.prefers_dense[len(part)] = dense
+            torch.testing.assert_close(engine(part), before[: len(part)], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(engine.with_threads(2).run_sparse(x), before, rtol=1e-4, atol=1e-5)

@@ -7,17 +7,18 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from captured_once import engines
+from engine_toys import engines, errors, pruned
 from torch import Tensor, nn
 
+from pareback.runtime import Engine
 from pareback.runtime import compile as compiled
-from pareback.runtime import library
-from pareback.runtime.layout import Grid, Layout
-from pareback.runtime.operations import Affine, Convolution, Operation, Regrid, Sum
-from pareback.runtime.stages import Images
-from pareback.runtime.strips import runs, strips
-from pareback.runtime.tiling import tiled
-from pareback.runtime.weights import Taps
+from pareback.runtime.graph.operation import Operation
+from pareback.runtime.graph.ops import Add, Affine, Convolution, Regrid, Taps
+from pareback.runtime.lower.layout import LaneGrid, Layout
+from pareback.runtime.lower.strips import runs, strips
+from pareback.runtime.lower.tiling import tiled
+from pareback.runtime.native.bindings import NativeConv, NativePart
+from pareback.runtime.stages.images import ImageStage
 
 
 class Bottleneck(nn.Module):
@@ -40,26 +41,15 @@ def _network(blocks: int = 1) -> nn.Module:
     stem = [nn.Conv2d(3, 16, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     body = [Bottleneck(16, 8, 40, 1), *(Bottleneck(40, 8, 40, 1) for _ in range(blocks)), Bottleneck(40, 16, 48, 2)]
     more = [Bottleneck(48, 16, 48, 1), Bottleneck(48, 24, 64, 2), Bottleneck(64, 24, 64, 1)]
-    model = nn.Sequential(*stem, *body, *more, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5))
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim >= 2:
-                p.mul_(torch.rand_like(p) < 0.3)
-    return model.eval()
+    return pruned(nn.Sequential(*stem, *body, *more, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5)), 0.3)
 
 
-def _errors(model: nn.Module, found: Tensor, x: Tensor) -> tuple[float, float]:
-    """Return the relative distances to float64 of what was found and of PyTorch's own result."""
-    with torch.no_grad():
-        own = model(x)
-        truth = model.double()(x.double())
-    model.float()
-    return float((found - truth).norm() / truth.norm()), float((own - truth).norm() / truth.norm())
+def _image_stage(engine: Engine) -> ImageStage:
+    return next(stage for stage in engine.stages if isinstance(stage, ImageStage))
 
 
-def _steps(engine: object, images: int, threads: int) -> list[library.Part]:
-    stage = next(s for s in engine._stages if isinstance(s, Images))  # type: ignore[attr-defined]
-    return stage.program(images, threads)._program._parts
+def _parts(engine: Engine) -> list[NativePart]:
+    return _image_stage(engine).program(1, 1).native.parts
 
 
 @pytest.mark.parametrize("size", [(56, 56), (33, 70)])
@@ -69,7 +59,7 @@ def test_bottlenecks(size: tuple[int, int]) -> None:
         for batch in (1, 2, 3, 17):
             x = torch.randn(batch, 3, *size)
             for _ in range(2):  # what an arena held before must not matter
-                error, own = _errors(model, engine._sparsely((x,)), x)
+                error, own = errors(engine.run_sparse(x), model, x)
                 assert error < max(2 * own, 1e-6)
 
 
@@ -77,17 +67,17 @@ def test_sixteen_images_in_lanes_and_the_rest() -> None:
     model = _network()
     x = torch.randn(33, 3, 28, 28)
     engine = compiled(model, x[:1], threads=2)
-    stage = next(s for s in engine._stages if isinstance(s, Images))
+    stage = _image_stage(engine)
     for singly in (False, True):
-        stage._singly[33] = singly
-        error, own = _errors(model, engine._sparsely((x,)), x)
+        stage.prefers_singly[33] = singly
+        error, own = errors(engine.run_sparse(x), model, x)
         assert error < max(2 * own, 1e-6)
 
 
 def test_large_images_are_computed_in_strips_and_their_residuals_overwritten() -> None:
-    parts = _steps(compiled(_network(), torch.randn(1, 3, 224, 224), threads=1), 1, 1)
+    parts = _parts(compiled(_network(), torch.randn(1, 3, 224, 224), threads=1))
     assert any(part.strips > 1 for part in parts)
-    convolutions = [p.operation for p in parts if isinstance(p.operation, library.Conv) and p.operation.residual >= 0]
+    convolutions = [p.operation for p in parts if isinstance(p.operation, NativeConv) and p.operation.residual >= 0]
     assert any(conv.residual == conv.out for conv in convolutions)
 
 
@@ -109,8 +99,8 @@ def test_an_image_that_fits_badly_later_is_moved_to_another_grid() -> None:
 
 @pytest.mark.parametrize("halo", [0, 1])
 def test_a_layout_finds_its_pixels_in_another(halo: int) -> None:
-    one = Layout(2, 14, 11, Grid(1, 4, 4), 4, 3, 1)
-    other = Layout(2, 14, 11, Grid(1, 8, 2), 2, 6, halo)
+    one = Layout(2, 14, 11, LaneGrid(1, 4, 4), 4, 3, 1)
+    other = Layout(2, 14, 11, LaneGrid(1, 8, 2), 2, 6, halo)
     image = torch.arange(14 * 11, dtype=torch.float32)
     plane = torch.zeros(one.rows * one.row_step * 16)
     plane[one.places()[0].long()] = image
@@ -128,9 +118,9 @@ def test_runs_end_where_neighbouring_rows_are_read() -> None:
         Convolution("b", "a", one, zero, residual="x"),
         Affine("c", "b", zero, zero),
         Convolution("d", "c", three, zero),
-        Sum("e", "d", "a"),
+        Add("e", "d", "a"),
     ]
-    layouts = {name: Layout(4, 8, 8, Grid(1, 4, 4), 2, 2, 1) for name in "xabcde"}
+    layouts = {name: Layout(4, 8, 8, LaneGrid(1, 4, 4), 2, 2, 1) for name in "xabcde"}
     assert [[o.out for o in run] for run in runs(operations, layouts)] == [["a", "b", "c"], ["d", "e"]]
 
 
@@ -140,8 +130,8 @@ def test_a_convolution_that_makes_the_image_smaller_begins_a_run() -> None:
         Convolution("a", "x", Taps(torch.ones(4, 4, 1, 1)), zero),
         Convolution("b", "a", Taps(torch.ones(4, 4, 1, 1), stride=2), zero),
     ]
-    layouts = {name: Layout(4, 8, 8, Grid(1, 4, 4), 2, 2, 0) for name in "xa"}
-    layouts["b"] = Layout(4, 4, 4, Grid(1, 4, 4), 1, 1, 0)
+    layouts = {name: Layout(4, 8, 8, LaneGrid(1, 4, 4), 2, 2, 0) for name in "xa"}
+    layouts["b"] = Layout(4, 4, 4, LaneGrid(1, 4, 4), 1, 1, 0)
     assert [len(run) for run in runs(operations, layouts)] == [1, 1]
 
 
@@ -160,13 +150,10 @@ def test_strips_cover_all_rows_and_have_room_for_their_tiles(rows: int, heights:
 
 def test_memory_is_not_used_again_within_a_run() -> None:
     """What one operation of a run reads must stay until its last strip is done."""
-    model = nn.Sequential(*(nn.Conv2d(32, 32, 1) for _ in range(4)))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(torch.rand_like(p) < 0.3)
+    model = pruned(nn.Sequential(*(nn.Conv2d(32, 32, 1) for _ in range(4))), 0.3)
     x = torch.randn(1, 32, 96, 96)
-    engine = compiled(model.eval(), x, threads=1)
-    parts = _steps(engine, 1, 1)
+    engine = compiled(model, x, threads=1)
+    parts = _parts(engine)
     assert max(part.strips for part in parts) > 1
-    error, own = _errors(model, engine._sparsely((x,)), x)
+    error, own = errors(engine.run_sparse(x), model, x)
     assert error < max(2 * own, 1e-6)

@@ -12,23 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_toys import pruned
 from torch import Tensor, nn
 
 from pareback.runtime import compile as compiled
-from pareback.runtime import stages
-from pareback.runtime.engine import Engine
-from pareback.runtime.quiet import quiet
+from pareback.runtime import native
+from pareback.runtime.stages.images import ImageStage
+from pareback.runtime.stages.pytorch import TorchBetween, TorchStage
+from pareback.runtime.stages.torch_threads import one_torch_thread
 
 
-def _pruned(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim >= 2:
-                p.mul_(torch.rand_like(p) < 0.2)
-    return model.eval()
-
-
-class Residual(nn.Module):
+class Wide(nn.Module):
     """Large and small images, so that rows are divided as well as channels."""
 
     def __init__(self) -> None:
@@ -44,16 +38,16 @@ class Residual(nn.Module):
 
 
 def _images() -> tuple[nn.Module, Tensor]:
-    return _pruned(Residual()), torch.randn(1, 3, 32, 32)
+    return pruned(Wide()), torch.randn(1, 3, 32, 32)
 
 
 def _rows() -> tuple[nn.Module, Tensor]:
-    return _pruned(nn.Sequential(nn.Linear(300, 700), nn.GELU(), nn.Linear(700, 90))), torch.randn(40, 300)
+    return pruned(nn.Sequential(nn.Linear(300, 700), nn.GELU(), nn.Linear(700, 90))), torch.randn(40, 300)
 
 
 def _tokens() -> tuple[nn.Module, Tensor]:
     layer = nn.TransformerEncoderLayer(64, 4, 128, activation="gelu", batch_first=True, norm_first=True)
-    return _pruned(layer), torch.randn(1, 50, 64)
+    return pruned(layer), torch.randn(1, 50, 64)
 
 
 MODELS = [_images, _rows, _tokens]
@@ -73,11 +67,11 @@ def test_more_threads_than_processors(build: Callable[[], tuple[nn.Module, Tenso
     """Every call gives the same bits, whoever did which part, and PyTorch's numbers."""
     model, x = build()
     engine = compiled(model, x, threads=threads)
-    first = engine._sparsely((x,))
+    first = engine.run_sparse(x)
     with torch.no_grad():
         torch.testing.assert_close(first, model(x), rtol=1e-4, atol=1e-5)
     for _ in range(100):
-        assert torch.equal(engine._sparsely((x,)), first)
+        assert torch.equal(engine.run_sparse(x), first)
 
 
 def test_several_callers_of_several_engines() -> None:
@@ -85,13 +79,13 @@ def test_several_callers_of_several_engines() -> None:
     cases = [
         (compiled(model, x, threads=threads), x) for model, x in (build() for build in MODELS) for threads in (2, 3)
     ]
-    wanted = [engine._sparsely((x,)) for engine, x in cases]
+    wanted = [engine.run_sparse(x) for engine, x in cases]
     wrong: list[int] = []
 
     def call(i: int) -> None:
         engine, x = cases[i % len(cases)]
         for _ in range(30):
-            if not torch.equal(engine._sparsely((x,)), wanted[i % len(cases)]):
+            if not torch.equal(engine.run_sparse(x), wanted[i % len(cases)]):
                 wrong.append(i)
 
     _call_at_once([lambda i=i: call(i) for i in range(2 * len(cases))])  # type: ignore[misc]
@@ -103,16 +97,16 @@ def test_a_caller_that_has_one_processor() -> None:
     """There is nobody to help, nor anything to wait for."""
     model, x = _images()
     engine = compiled(model, x, threads=2)
-    wanted, found = engine._sparsely((x,)), []
+    wanted, found = engine.run_sparse(x), []
 
     def call() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        found.extend(engine._sparsely((x,)) for _ in range(20))
+        found.extend(engine.run_sparse(x) for _ in range(20))
 
     _call_at_once([call])
     assert len(found) == 20
     assert all(torch.equal(one, wanted) for one in found)
-    assert torch.equal(engine._sparsely((x,)), wanted)
+    assert torch.equal(engine.run_sparse(x), wanted)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -120,17 +114,18 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     """The parent's are not there, and whatever they held stays held."""
     model, x = _images()
     engine = compiled(model, x, threads=2)
-    images = next(stage for stage in engine._stages if isinstance(stage, stages.Images))
-    wanted = _ran(images, engine, x)
+    images = next(stage for stage in engine.stages if isinstance(stage, ImageStage))
+    wanted = _ran(images, x)
     child = os.fork()
     if child == 0:  # where PyTorch's own threads would be waited for in vain
-        os._exit(0 if _ran(images, engine, x) == wanted else 1)
+        os._exit(0 if _ran(images, x) == wanted else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert _ran(images, engine, x) == wanted
+    assert _ran(images, x) == wanted
 
 
-def _ran(stage: stages.Images, engine: Engine, x: Tensor) -> bytes:
-    values = engine._values((x,))
+def _ran(stage: ImageStage, x: Tensor) -> bytes:
+    (name,) = stage.chain.inputs
+    values = {name: x}
     stage.run(values, 1, 2)
     return bytes(values[stage.chain.outputs[0]].numpy().tobytes())
 
@@ -139,24 +134,24 @@ def test_threads_are_idle_between_calls() -> None:
     """Nobody looks out for work that does not come."""
     model, x = _images()
     engine = compiled(model, x, threads=2)
-    with quiet():
-        engine._sparsely((x,))
+    with one_torch_thread():
+        engine.run_sparse(x)
     time.sleep(0.02)  # PyTorch's own threads, from before
     began = time.process_time()
     time.sleep(0.2)
     assert time.process_time() - began < 0.05
 
 
-def test_quiet_is_for_the_calling_thread_alone() -> None:
+def test_one_torch_thread_is_for_the_calling_thread_alone() -> None:
     """PyTorch has one thread inside and all again afterwards; so do other callers, all along."""
     before, elsewhere = torch.get_num_threads(), []
-    with quiet():
+    with one_torch_thread():
         inside = torch.get_num_threads()
         _call_at_once([lambda: elsewhere.append(torch.get_num_threads())])
     assert (inside, torch.get_num_threads(), elsewhere) == (1, before, [before])
 
 
-def test_short_work_between_stages_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_between_stages_is_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long keeps PyTorch's threads."""
     seen: list[int] = []
 
@@ -164,21 +159,21 @@ def test_short_work_between_stages_is_quiet(monkeypatch: pytest.MonkeyPatch) -> 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cumsum(x, 1)
 
-    model, x = _pruned(nn.Sequential(nn.Linear(50, 60), Spy(), nn.Linear(60, 5))), torch.randn(4, 50)
+    model, x = pruned(nn.Sequential(nn.Linear(50, 60), Spy(), nn.Linear(60, 5))), torch.randn(4, 50)
     engine = compiled(model, x, threads=2)
-    (between,) = (stage for stage in engine._stages if isinstance(stage, stages.Between))
-    run = stages.Plain.run
+    (between,) = (stage for stage in engine.stages if isinstance(stage, TorchBetween))
+    run = TorchStage.run
 
-    def noted(self: stages.Plain, *args: object) -> None:
+    def noted(self: TorchStage, *args: object) -> None:
         seen.append(torch.get_num_threads())
         run(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stages.Plain, "run", noted)
+    monkeypatch.setattr(TorchStage, "run", noted)
     all_threads = torch.get_num_threads()
     for times, wanted in (([1e-5] * 3, 1), ([1.0] * 3, all_threads), ([1.0], 1)):
-        between._times[4] = list(times)
+        between.seconds[4] = list(times)
         wanted_result = model(x).detach()
-        torch.testing.assert_close(engine._sparsely((x,)), wanted_result, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(engine.run_sparse(x), wanted_result, rtol=1e-4, atol=1e-5)
         assert seen[-1] == wanted
 
 
@@ -187,7 +182,7 @@ def test_short_work_between_stages_is_quiet(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_two_threads_touch_the_same_at_once(tmp_path: Path) -> None:
     """The thread sanitizer watches teams of several callers, that come, help, leave and are called back."""
     source, program = Path(__file__).with_name("team.cpp"), tmp_path / "team"
-    headers = Path(stages.__file__).parent
+    headers = Path(native.__file__).parent
     flags = ["-std=c++17", "-O1", "-g", "-pthread", "-fsanitize=thread", f"-I{headers}"]
     alone = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # no other sanitizer beside it
     command = ["g++", *flags, str(source), "-o", str(program)]

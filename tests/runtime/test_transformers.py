@@ -9,33 +9,27 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from captured_once import engines
+from engine_toys import engines, kinds
+from engine_toys import pruned as zeroed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pareback.runtime import Engine
 from pareback.runtime import compile as compiled
-from pareback.runtime import library
-from pareback.runtime.engine import Engine
-from pareback.runtime.stages import Rows, Tokens, faster
-from pareback.runtime.weights import aligned
+from pareback.runtime.lower.memory import aligned
+from pareback.runtime.native import bindings
+from pareback.runtime.stages.base import faster
+from pareback.runtime.stages.encoder import EncoderStage
+from pareback.runtime.stages.rows import RowStage
 
 
 def _pruned(model: nn.Module, density: float = 0.2) -> nn.Module:
-    """Zero most weights and give layer norms something to do."""
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim >= 2:
-                p.mul_(torch.rand_like(p) < density).mul_(2.0)
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm) and module.elementwise_affine:
-                nn.init.uniform_(module.weight, 0.5, 1.5)
-                nn.init.normal_(module.bias, 0, 0.2)
-    return model.eval()
+    return zeroed(model, density, gain=2.0)
 
 
 def _blocks(engine: Engine) -> int:
-    return sum(isinstance(stage, Tokens) for stage in engine._stages)
+    return kinds(engine).count("encoder")
 
 
 def _check(engine: Engine, model: nn.Module, x: Tensor) -> None:
@@ -45,7 +39,7 @@ def _check(engine: Engine, model: nn.Module, x: Tensor) -> None:
     tuned decides ours. test_linear.py holds single layers to twice PyTorch's error, with results of many numbers.
     """
     with torch.no_grad():
-        found, wanted = engine._sparsely((x,)), model(x)
+        found, wanted = engine.run_sparse(x), model(x)
         truth = model.double()(x.double())
         model.float()
     error, own = (float((one - truth).norm() / truth.norm()) for one in (found, wanted))
@@ -97,15 +91,11 @@ def test_written_by_hand(way: str, tokens: int) -> None:
     """Two blocks are one stage without a crossing, for any batch, one thread or two."""
     model = _pruned(nn.Sequential(Block(24, 3, way), Block(24, 4, way)))
     for engine in engines(model, torch.randn(2, tokens, 24)):
-        assert [type(stage) for stage in engine._stages if not _is_for_sizes(stage)] == [Tokens]
+        assert kinds(engine) == ["encoder"]
         report = engine.report()
         assert (report.layers, report.attentions, report.norms) == (12, 2, 4)
         for batch in (1, 3, 33):
             _check(engine, model, torch.randn(batch, tokens, 24))
-
-
-def _is_for_sizes(stage: object) -> bool:
-    return all("sym_size" in str(getattr(o, "target", "")) for o in stage.chain.operations)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("way", ["mask", "over queries"])
@@ -170,8 +160,8 @@ def test_layer_by_layer_gives_the_same() -> None:
     """Where blocks in lanes are slower the engine runs them apart, and the report says at which batch."""
     model = _pruned(nn.Sequential(Block(24, 3), Block(24, 3)))
     engine = compiled(model, torch.randn(2, 20, 24), threads=1)
-    (stage,) = (stage for stage in engine._stages if isinstance(stage, Tokens))
-    stage._apart[4] = True
+    (stage,) = (stage for stage in engine.stages if isinstance(stage, EncoderStage))
+    stage.prefers_apart[4] = True
     _check(engine, model, torch.randn(4, 20, 24))
     assert "at batch 4 PyTorch's attention and layer norms" in str(engine.report())
 
@@ -203,7 +193,7 @@ def test_tokens_that_are_read_outside() -> None:
     for batch in (1, 4):
         x = torch.randn(batch, 11, 24)
         with torch.no_grad():
-            for found, wanted in zip(engine._sparsely((x,)), model(x), strict=True):
+            for found, wanted in zip(engine.run_sparse(x), model(x), strict=True):
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -262,7 +252,7 @@ def test_any_attention(heads: int, tokens: int, depth: int, value_depth: int, ca
     out = torch.full((heads * value_depth, vectors * 16), torch.nan)
     places = torch.tensor([0, *(one.numel() for one in parts)]).cumsum(0).tolist()
     arena = aligned(torch.cat([one.flatten() for one in (*parts, out)]))
-    step = library.Attention(
+    step = bindings.NativeAttention(
         query=places[0],
         key=places[1],
         value=places[2],
@@ -278,7 +268,7 @@ def test_any_attention(heads: int, tokens: int, depth: int, value_depth: int, ca
         scale=depth**-0.5,
         causal=int(causal),
     )
-    library.Program([step]).run(arena.data_ptr(), [], threads)
+    bindings.NativeProgram([step]).run(arena.data_ptr(), [], threads)
     found = arena[places[3] :].view(1, heads, value_depth, -1)[..., :tokens].transpose(2, 3)
     truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
     own = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -303,7 +293,7 @@ def test_large_scores() -> None:
     engine = compiled(model, torch.randn(2, 20, 24), threads=1)
     x = torch.randn(4, 20, 24)
     with torch.no_grad():
-        torch.testing.assert_close(engine._sparsely((x,)), model(x), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(engine.run_sparse(x), model(x), rtol=1e-3, atol=1e-3)
 
 
 def test_norms_of_tokens_far_from_zero() -> None:
@@ -314,19 +304,19 @@ def test_norms_of_tokens_far_from_zero() -> None:
     x = torch.randn(3, 20, 48) + 1000
     with torch.no_grad():
         truth, own = copy.deepcopy(model).double()(x.double()), model(x)
-    assert float((engine._sparsely((x,)) - truth).norm()) <= float((own - truth).norm())
+    assert float((engine.run_sparse(x) - truth).norm()) <= float((own - truth).norm())
 
 
 def test_patches() -> None:
     """A convolution that cuts images into patches is a linear layer over them, unless others over images follow."""
     model = _pruned(nn.Sequential(nn.Conv2d(3, 10, 4, 4), nn.ReLU(), nn.Flatten(2)))
     engine = compiled(model, torch.randn(2, 3, 12, 20), threads=1)
-    assert any(isinstance(stage, Rows) for stage in engine._stages)
+    assert "rows" in kinds(engine)
     for batch in (1, 5):
         _check(engine, model, torch.randn(batch, 3, 12, 20))
     longer = _pruned(nn.Sequential(nn.Conv2d(3, 10, 4, 4), nn.ReLU(), nn.Conv2d(10, 4, 3, padding=1)))
     engine = compiled(longer, torch.randn(2, 3, 12, 20), threads=1)
-    assert not any(isinstance(stage, Rows) for stage in engine._stages)
+    assert "rows" not in kinds(engine)
     _check(engine, longer, torch.randn(3, 3, 12, 20))
 
 
@@ -334,9 +324,9 @@ def test_dense_linear_layers_run_by_what_is_faster() -> None:
     """PyTorch's operator for some numbers of rows, and the report says so."""
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     engine = compiled(model, torch.randn(20, 64), threads=1)
-    (stage,) = engine._stages
-    assert isinstance(stage, Rows)
-    stage._densely[7] = True
+    (stage,) = engine.stages
+    assert isinstance(stage, RowStage)
+    stage.prefers_dense[7] = True
     _check(engine, model, torch.randn(7, 64))
     assert ("linear layers", "at 7 rows its dense operators are faster for 64×64") in engine.report().left
 

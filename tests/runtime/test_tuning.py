@@ -11,38 +11,39 @@ import torch
 from torch import nn
 
 import pareback as pb
-from pareback.runtime.layout import Grid, Layout
-from pareback.runtime.tuning import Choice, Layer
-from pareback.runtime.weights import Taps, nonzeros
+from pareback.runtime.graph.ops import Taps
+from pareback.runtime.lower.convolution import KernelChoice, TiledConvolution
+from pareback.runtime.lower.layout import LaneGrid, Layout
+from pareback.runtime.lower.weights import nonzeros, tap_offsets
 
 
-def _layer(size: int, height: int) -> Layer:
+def _layer(size: int, height: int) -> TiledConvolution:
     taps = Taps(torch.randn(size, size, 3, 3), padding=1)
-    source = Layout(size, height, height, Grid(16, 1, 1), height, height, 1)
-    return Layer(taps, torch.zeros(size), source, source, 0)
+    source = Layout(size, height, height, LaneGrid(16, 1, 1), height, height, 1)
+    return TiledConvolution(taps, torch.zeros(size), source, source, 0)
 
 
 def test_a_sample_is_whole_tiles() -> None:
     layer = _layer(128, 28)
-    rows, times = layer.sample(Choice(False, (4, 4), 16, 128))
+    rows, times = layer.sample(KernelChoice(False, (4, 4), 16, 128))
     assert rows % 4 == 0
     assert rows < 28
     assert rows * times == 28
-    rows, times = layer.sample(Choice(False, (3, 4), 16, 128))
+    rows, times = layer.sample(KernelChoice(False, (3, 4), 16, 128))
     assert rows * times == 30  # ten tiles, the last of which overlaps the one before
 
 
 def test_a_small_layer_is_timed_whole() -> None:
-    assert _layer(4, 7).sample(Choice(False, (4, 7), 4, 4)) == (7, 1.0)
+    assert _layer(4, 7).sample(KernelChoice(False, (4, 7), 4, 4)) == (7, 1.0)
 
 
 @pytest.mark.parametrize("block", [1, 3, 8])
 def test_lists_hold_every_weight(block: int) -> None:
     weight = torch.randn(11, 8, 3, 3) * (torch.rand(11, 8, 3, 3) < 0.4)
-    layout = Layout(8, 5, 5, Grid(16, 1, 1), 5, 5, 1)
+    layout = Layout(8, 5, 5, LaneGrid(16, 1, 1), 5, 5, 1)
     taps = Taps(weight, padding=1)
     table, rows = nonzeros(taps, layout, block)
-    flat, offsets, found = table.flatten(), taps.offsets(layout).flatten(), torch.zeros(11, 72)
+    flat, offsets, found = table.flatten(), tap_offsets(taps, layout).flatten(), torch.zeros(11, 72)
     for starts in rows.tolist():
         for out, (first, last) in enumerate(itertools.pairwise(starts)):
             for at in range(first, last):

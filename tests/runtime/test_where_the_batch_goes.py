@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pareback as pb
-from pareback.runtime import library
+from pareback.runtime.native import bindings
 
 pytestmark = [
-    pytest.mark.skipif(not library.available(), reason="the engine was not built"),
+    pytest.mark.skipif(not bindings.available(), reason="the engine was not built"),
     pytest.mark.usefixtures("one_thread"),
 ]
 
@@ -55,7 +55,7 @@ def test_every_batch_is_right(name: str) -> None:
     """It was right for one example and wrong by up to 1e28 for others, where sizes were taken for those of one."""
     model, engine, shape = compiled(name, 0.8)
     for batch in (1, 2, 3, 4, 7, 16, 17, 33):
-        engine._dense[batch] = False  # whichever is faster, the engine's own way is looked at
+        engine.prefers_dense[batch] = False  # whichever is faster, the engine's own way is looked at
         x = torch.randn(batch, *shape)
         with torch.no_grad():
             torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
@@ -75,7 +75,7 @@ def test_any_order_of_dimensions(order: list[int], channels: int, batches: list[
     example = torch.randn(2, *sizes)
     engine = pb.compile(model, example, threads=1)
     for batch in batches:
-        engine._dense[batch] = False
+        engine.prefers_dense[batch] = False
         x = torch.randn(batch, *sizes)
         with torch.no_grad():
             torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)

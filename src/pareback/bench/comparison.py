@@ -17,7 +17,7 @@ from .. import files
 from ..errors import InvalidValue
 from ..lab import environment
 from ..messages import one_of
-from ..runtime import library
+from ..runtime.native import bindings
 from .contest import Case, Contest, Effort, Entrant
 from .runtimes import DEFAULT, RUNTIMES, versions
 from .subject import Staged, Subject
@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
     """Return what the numbers depend on, without paths."""
     about = environment.describe(torch.device("cpu"))
     kept = {key: about[key] for key in ("python", "pareback", "cpu", "platform", "start")}
-    bits = library.register_bits() if library.available() else None
+    bits = bindings.register_bits() if bindings.available() else None
     return {**kept, "cores": os.cpu_count(), "register_bits": bits, "versions": versions()}
 
 

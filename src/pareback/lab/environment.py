@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._version import __version__
-from ..runtime.tuning import processor_name
+from ..runtime.lower.tuning import processor_name
 
 _IMPORTED = time.monotonic()
 

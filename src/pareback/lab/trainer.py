@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import InvalidValue
+from ..errors import DiskFullError, InvalidValue
 from ..files import expanded
 from ..runs import checkpoints
 from ..runs.folder import RunFolder, Standing, result_of, resume_command
@@ -95,8 +94,8 @@ def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
 def _advice_on_a_full_disk(folder: RunFolder) -> Iterator[None]:
     try:
         yield
-    except files.DiskFullError as full:
-        raise files.DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
+    except DiskFullError as full:
+        raise DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
 
 
 def _once_there_is_room(folder: RunFolder) -> str:

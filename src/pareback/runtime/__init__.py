@@ -1,6 +1,6 @@
 """The sparse CPU engine: compiles a pruned model for this machine and runs it."""
 
 from .engine import Engine, compile
-from .reporting import EngineReport
+from .report import EngineReport
 
 __all__ = ["Engine", "EngineReport", "compile"]

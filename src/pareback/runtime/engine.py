@@ -11,23 +11,23 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidUse, InvalidValue
-from . import library
-from .calling import example_of
-from .capture import Captured, capture
-from .dividing import divided
-from .images import Chain
-from .joining import joined
-from .operations import Name, reads
-from .order import last_readers
-from .quiet import quiet, wait_for_rest
-from .reporting import EngineReport, report_on
-from .stages import TRIALS, Between, Plain
+from .graph.capture import CapturedModel, capture
+from .graph.fuse import fused
+from .graph.operation import ValueName, last_readers
+from .graph.signature import example_of
+from .native import bindings
+from .report import EngineReport, report_on
+from .stages.base import Chain, Stage
+from .stages.partition import partitioned
+from .stages.pytorch import TRIALS, TorchBetween, TorchStage
+from .stages.torch_threads import one_torch_thread, wait_for_idle_threads
 
 #: Once one way takes so many times as long as the other, no more trials are needed.
 _CLEAR = 2.0
@@ -45,18 +45,19 @@ class Engine:
     Calls from several threads may overlap. The interpreter's lock is free while the engine works.
     """
 
-    def __init__(self, captured: Captured, threads: int) -> None:
+    def __init__(self, captured: CapturedModel, threads: int) -> None:
         self._captured, self._threads = captured, threads
         self._positional = len(captured.inputs) if captured.call.positional else -1
         self._names: list[str] = []
         _each_name(captured.outputs, self._names.append)
-        self._operations = joined(captured.operations, self._names)
-        self._stages = divided(self._operations, captured, self._names, threads)
-        self._whole = Plain(Chain(self._operations, captured.inputs, self._names))
+        self._operations = fused(captured.operations, self._names)
+        self._stages: list[Stage] = partitioned(self._operations, captured, self._names, threads)
+        self._whole = TorchStage(Chain(self._operations, captured.inputs, self._names))
         between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
         self._done = last_readers([stage.chain.inputs for stage in self._stages], between)
         self._read = self._constants()
-        self._dense: dict[int, bool] = {}
+        #: By batch size, whether PyTorch's dense operators were faster for the whole model. May be set, to decide it.
+        self.prefers_dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
@@ -79,11 +80,30 @@ class Engine:
         batch = inputs[0].shape[0]
         if batch == 0 or not all(map(_is_finite, inputs)):
             return self._densely(inputs)
-        if batch not in self._dense:
+        if batch not in self.prefers_dense:
             with self._deciding:
-                if batch not in self._dense:
-                    self._dense[batch] = self._is_faster_dense(inputs)
-        return self._densely(inputs) if self._dense[batch] else self._sparsely(inputs)
+                if batch not in self.prefers_dense:
+                    self.prefers_dense[batch] = self.is_faster_dense(inputs)
+        return self._densely(inputs) if self.prefers_dense[batch] else self._sparsely(inputs)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What the model was divided into, in order: ``kind`` and ``chain`` of each say what runs where."""
+        return tuple(self._stages)
+
+    def run_sparse(self, *inputs: Tensor) -> Any:
+        """Return what the stages compute, whether or not PyTorch's dense operators are faster for the whole model.
+
+        Inputs are in the graph's order. Neither NaN nor infinity may be among them: zeros are skipped.
+        """
+        self._check(inputs)
+        return self._sparsely(inputs)
+
+    def with_threads(self, threads: int) -> Engine:
+        """Return an engine of the same model, with the weights it had, for another number of threads."""
+        with torch.no_grad():
+            captured = replace(self._captured, constants={**self._captured.constants, **self._read})
+            return Engine(captured, _checked(threads))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """An engine holds addresses in this process's memory."""
@@ -93,7 +113,7 @@ class Engine:
 
     def report(self) -> EngineReport:
         """Return what runs where."""
-        dense = [batch for batch, faster in self._dense.items() if faster]
+        dense = [batch for batch, faster in self.prefers_dense.items() if faster]
         return report_on(self._stages, dense, self._threads)
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
@@ -110,7 +130,7 @@ class Engine:
 
     def _constants(self) -> dict[str, Any]:
         """Return a copy of what operations read by name: few, as convolutions and linear layers hold their weights."""
-        named = {name for operation in self._operations for name in reads(operation)} | set(self._names)
+        named = {name for operation in self._operations for name in operation.reads} | set(self._names)
         named |= {name for stage in self._stages for name in stage.chain.inputs}
         constants = self._captured.constants
         return {
@@ -136,22 +156,22 @@ class Engine:
         return self._result(values)
 
     def _result(self, values: dict[str, Any]) -> Any:
-        if isinstance(self._captured.outputs, Name):
+        if isinstance(self._captured.outputs, ValueName):
             return values[self._captured.outputs.text]
         return torch.utils._pytree.tree_map(
-            lambda leaf: values[leaf.text] if isinstance(leaf, Name) else leaf, self._captured.outputs
+            lambda leaf: values[leaf.text] if isinstance(leaf, ValueName) else leaf, self._captured.outputs
         )
 
-    def _is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
+    def is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
         """Try both ways on a batch of this size, in turn: often if calls are short, else until it is clear."""
         times: dict[bool, list[float]] = {False: [], True: []}
-        if self._threads > 1 and any(isinstance(stage, Between) for stage in self._stages):
+        if self._threads > 1 and any(isinstance(stage, TorchBetween) for stage in self._stages):
             for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
                 self._sparsely(tuple(x.clone() for x in inputs))
         while len(times[True]) < _rounds(times[True]):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
                 mine = tuple(x.clone() for x in inputs)  # a model may change its input
-                wait_for_rest(self._threads)
+                wait_for_idle_threads(self._threads)
                 began = time.perf_counter()
                 run(mine)
                 times[dense].append(time.perf_counter() - began)
@@ -170,7 +190,7 @@ def _is_finite(x: Tensor) -> bool:
     """
     if not x.is_floating_point():
         return True
-    with nullcontext() if x.numel() < _ALONE else quiet():
+    with nullcontext() if x.numel() < _ALONE else one_torch_thread():
         return math.isfinite(x.sum().item())
 
 
@@ -194,7 +214,7 @@ def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
 
 def _each_name(outputs: Any, call: Callable[[str], None]) -> None:
     for leaf in torch.utils._pytree.tree_leaves(outputs):
-        if isinstance(leaf, Name):
+        if isinstance(leaf, ValueName):
             call(leaf.text)
 
 
@@ -219,7 +239,7 @@ def compile(
     >>> torch.allclose(engine(x), model(x), atol=1e-5)
     True
     """
-    if not library.available():
+    if not bindings.available():
         raise InvalidUse(
             "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
         )
@@ -264,7 +284,7 @@ def _warn_of_other_types(model: nn.Module) -> None:
         what = "those layers whose weights are" if torch.float32 in types else "everything here, as its weights are"
         warnings.warn(
             f"The engine runs float32 only: PyTorch runs {what} {others}. "
-            "Call model.float() before compiling to let the engine run it.",
+            "CallSignature model.float() before compiling to let the engine run it.",
             UserWarning,
             stacklevel=3,
         )

@@ -1,0 +1,1 @@
+"""Runs on disk: their folders, records and the store that finds them."""

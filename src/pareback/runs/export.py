@@ -1,0 +1,63 @@
+"""A finished run's network, and its weights in the form another program wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..artifact import export
+from ..errors import InvalidValue
+from ..lab.models.build import build
+from ..lab.models.pretrained import load_weights_, read_weights
+from .folder import is_own_file, made_for, recipe_of
+
+
+def network_of(run: Path) -> nn.Module:
+    """Return a run's network with the weights it ended with."""
+    classes, shape = made_for(run)
+    # What it began with is overwritten, and may not be there any more.
+    model = build(replace(recipe_of(run).model, pretrained=None), classes, shape)
+    load_weights_(model, read_weights(run), classes, str(run))
+    return model
+
+
+SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
+
+
+def export_path(source: Path, form: str, out: Path | None, values: str | None) -> Path:
+    """Write ``source`` in a form, beside it unless ``out`` says otherwise, and return where."""
+    if form not in SUFFIXES:
+        raise InvalidValue(f"There is no format {form!r}. Write one of: {', '.join(SUFFIXES)}.")
+    if values not in (None, "float16", "bfloat16"):
+        raise InvalidValue(f"Values cannot be kept as {values!r}. Write float16 or bfloat16.")
+    target = out or _beside(source, SUFFIXES[form])
+    if target.exists() and target.resolve() == source.resolve():
+        raise InvalidValue(f"{str(source)!r} would be written over itself. Give another file with --out.")
+    if is_own_file(target.resolve()):
+        raise InvalidValue(f"{str(target)!r} belongs to the run in that folder. Give another file with --out.")
+    if form == "onnx":
+        model, example = _network(source)
+        export(source, target, "onnx", model=model, example_inputs=example)
+    else:
+        export(source, target, form, values=values)  # type: ignore[arg-type]
+    return target
+
+
+def _beside(source: Path, suffix: str) -> Path:
+    """Return a name beside the source that is no file of a run.
+
+    >>> _beside(Path("weights.pt"), ".safetensors").name
+    'weights.safetensors'
+    """
+    target = source / f"model{suffix}" if source.is_dir() else source.with_suffix(suffix)
+    return target.with_name(f"exported{suffix}") if is_own_file(target.resolve()) else target
+
+
+def _network(source: Path) -> tuple[nn.Module, torch.Tensor]:
+    """Return the network of a run, which a file of weights alone does not say."""
+    if not source.is_dir():
+        raise InvalidValue(f"ONNX needs the network, and {str(source)!r} holds weights alone. Give a run's folder.")
+    return network_of(source), torch.zeros(2, *made_for(source)[1])

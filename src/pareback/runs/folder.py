@@ -1,0 +1,230 @@
+"""A run's folder: who may write to it, what is in it, and whether a run can begin or go on there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import files
+from ..errors import InvalidValue, MissingFile
+from ..lab.recipe.reading import entries, read, to_dict, to_yaml
+from ..lab.recipe.schema import Recipe
+from .checkpoints import previous_of
+from .locking import FolderLock
+from .results import fits_images, lacking
+
+#: Fields that may differ between the parts of one run: they say where and how, not what.
+INCIDENTAL = {
+    "data.path",
+    "data.workers",
+    "data.download",
+    "train.device",
+    "train.checkpoint_every",
+    "train.tensorboard",
+}
+
+#: What to do about a result that cannot be used.
+_ANEW = "Put the right one back, or train anew with --force."
+
+Standing = Literal["fresh", "unfinished", "finished"]
+
+
+class RunFolder:
+    """The folder of one run, locked while it is open: ``with RunFolder(path) as folder``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoint = path / "checkpoint.pt"
+        self.model = path / "model.safetensors"
+        self.average = path / "model-ema.safetensors"
+        self.result = path / "result.json"
+        self.tensorboard = path / "tensorboard"
+        self._lock = FolderLock(path)
+        self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+
+    def __enter__(self) -> RunFolder:
+        file = next((each for each in (self.path, *self.path.parents) if each.exists() and not each.is_dir()), None)
+        if file is not None:
+            raise InvalidValue(f"{str(file)!r} is a file. Give a folder with --out.")
+        try:
+            with files.noticing_full_disk(self._lock.file):
+                self._lock.take()
+        except OSError as error:
+            if error.errno is None:  # it is a sentence already
+                raise
+            raise OSError(
+                f"The folder {str(self.path)!r} cannot be made or written to: {error.strerror}. Give another one with "
+                "--out."
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.path in self._made and list(self.path.iterdir()) == [self._lock.file]:  # nothing came of it
+            self._lock.file.unlink()
+            for folder in self._made:
+                with suppress(OSError):  # somebody else has put something there
+                    folder.rmdir()
+        self._lock.release()
+
+    @property
+    def files(self) -> list[Path]:
+        """What a run writes, the result first: without it the rest counts as unfinished."""
+        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
+        return [self.result, *written, previous_of(self.checkpoint)]
+
+    def standing(self, recipe: Recipe, resume: bool) -> Standing:
+        """Return how a run of ``recipe`` stands here, or raise where it may not go on."""
+        if not self.recipe.exists():
+            if resume and self.checkpoint.exists():
+                raise InvalidValue(f"{str(self.recipe)!r} is missing. Put it back, or begin anew with --force.")
+            return "fresh"
+        other = difference(read(self.recipe), recipe)
+        if other:
+            raise InvalidValue(
+                f"{str(self.path)!r} holds a run of another recipe ({other}). Give another folder with --out, or throw "
+                "that run away with --force."
+            )
+        if self.result.exists():
+            return "finished"
+        if not resume:
+            raise InvalidValue(
+                f"{str(self.path)!r} holds an unfinished run. Go on with it: {resume_command(self.path)}; or throw it "
+                "away with --force."
+            )
+        return "unfinished"
+
+    def clear(self) -> None:
+        """Throw away a run's files, and nothing else that may be in the folder."""
+        for path in self.files:
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+    @contextmanager
+    def reserved(self, recipe: Recipe) -> Iterator[None]:
+        """Note the recipe of a run that is about to begin, so that one killed before its first step can be resumed.
+
+        A mistake that is found meanwhile leaves nothing behind.
+        """
+        if self.recipe.exists():
+            yield
+            return
+        files.write_text(self.recipe, to_yaml(recipe), alone=True)
+        try:
+            yield
+        except Exception:
+            self.recipe.unlink(missing_ok=True)
+            raise
+
+    def begin(self, recipe: Recipe, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Write what is known before the first step: ``rows`` are the metrics of epochs that are done."""
+        files.write_json(self.environment, environment, alone=True)
+        lines = [json.dumps(files.plain(row)) + "\n" for row in rows]
+        files.write_text(self.metrics, "".join(lines), alone=True)
+        files.write_text(self.recipe, to_yaml(recipe), alone=True)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write an epoch's metrics."""
+        with files.noticing_full_disk(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(files.plain(row)) + "\n")
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a file is part of a run, or would be taken for one: it has such a name and lies beside a recipe."""
+    folder = RunFolder(path.parent)
+    return path in folder.files and folder.recipe.is_file()
+
+
+def started(path: Path) -> dict[str, Any]:
+    """Return the environment of the run's first start, if there is one."""
+    try:
+        found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    """Return a finished run's result.json, which is whole."""
+    file = path / "result.json"
+    if not file.exists():
+        raise MissingFile(f"{str(path)!r} holds no finished run. Train one with: pareback train --out {path}")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"{str(file)!r} is damaged: it is no JSON. {_ANEW}") from error
+    if not isinstance(content, dict):
+        raise InvalidValue(f"{str(file)!r} is not the result of a run. {_ANEW}")
+    missing = lacking(content)
+    if missing:
+        raise InvalidValue(f"{str(file)!r} is not whole: it lacks {missing}. {_ANEW}")
+    return content
+
+
+def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
+    """Return how many classes, and images of which shape, the network of a finished run is for."""
+    result = result_of(path)
+    if not fits_images(result):
+        raise InvalidValue(f"{str(path / 'result.json')!r} does not say what images the network is for. {_ANEW}")
+    channels, height, width = result["shape"]
+    return result["classes"], (channels, height, width)
+
+
+def recipe_of(path: Path) -> Recipe:
+    """Return the recipe of the run in a folder."""
+    if not (path / "recipe.yaml").is_file():
+        raise MissingFile(
+            f"There is no run in {str(path)!r} to go on with. Give the folder of one, or begin it without --resume."
+        )
+    return read(path / "recipe.yaml")
+
+
+def difference(there: Recipe, here: Recipe) -> str:
+    """Say in which fields that decide the outcome two recipes differ; nothing if in none.
+
+    >>> difference(Recipe(seed=1), Recipe())
+    'seed is 1 there and 0 here'
+    """
+    one, two = (to_dict(recipe) for recipe in (there, here))
+    for field in entries():
+        if field.key not in INCIDENTAL:
+            first, second = (_at(recipe, field.key) for recipe in (one, two))
+            # A teacher's folder may have moved; whether it is the same one, its weights say.
+            moved = field.key == "teacher.run" and first is not None and second is not None
+            if first != second and not moved:
+                return f"{field.key} is {first} there and {second} here"
+    return ""
+
+
+def by_name(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's nested mappings with the name of its teacher's run alone: another folder may hold the same run.
+
+    >>> by_name({"seed": 1, "teacher": {"run": "runs/dense-0", "weight": 0.9}})
+    {'seed': 1, 'teacher': {'run': 'dense-0', 'weight': 0.9}}
+    """
+    teacher = asked.get("teacher", {})
+    run = teacher.get("run")
+    return dict(asked) if run is None else {**asked, "teacher": {**teacher, "run": Path(run).name}}
+
+
+def resume_command(path: Path) -> str:
+    """Return what to type to go on with a run.
+
+    >>> resume_command(Path("runs/digits-0"))
+    'pareback train --resume runs/digits-0'
+    """
+    return f"pareback train --resume {shlex.quote(str(path))}"
+
+
+def _at(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content[part]
+    return content

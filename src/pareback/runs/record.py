@@ -1,0 +1,121 @@
+"""A finished run as tables and plots read it: from its folder, or from the small file that is kept of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import InvalidValue, MissingFile
+from .folder import by_name, result_of
+from .histogram import Histogram, histograms_of
+
+#: Digits after the point of an epoch's metrics in the small file.
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of a run: its result.json, the metrics of each epoch, and how its weights are distributed."""
+
+    result: dict[str, Any]
+    metrics: tuple[dict[str, Any], ...]
+    histograms: tuple[Histogram, ...]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return str(self.result["name"])
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.result["seed"])
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the run pruned anything."""
+        return bool(self.result["pruned_weights"])
+
+    @property
+    def pruned_tensors(self) -> list[dict[str, Any]]:
+        """The entries of the tensors that were pruned, in the network's order."""
+        return [tensor for tensor in self.result["tensors"] if tensor["pruned"]]
+
+
+def read_record(path: Path) -> Record:
+    """Read a run's folder or the small file of one."""
+    if path.is_dir():
+        result = result_of(path)
+        return Record(result, _metrics(path / "metrics.jsonl"), histograms_of(result, path / "model.safetensors"))
+    if not path.is_file():
+        raise MissingFile(f"There is no {str(path)!r}. Give a run's folder or the file that is kept of one.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        metrics, histograms = content.pop("metrics"), content.pop("histograms")
+        return Record(content, tuple(metrics), tuple(Histogram(**entry) for entry in histograms))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidValue(
+            f"{str(path)!r} is not the record of a run. Remove it, or write it again with pareback reproduce."
+        ) from error
+
+
+def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
+    if not path.is_file():
+        raise MissingFile(f"There is no {str(path)!r}. Put it back, or train the run anew with --force.")
+    try:
+        return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    except ValueError as error:
+        raise InvalidValue(f"{str(path)!r} is damaged. Put it back, or train the run anew with --force.") from error
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Write the small file of a run: everything but its weights, and no path of this machine."""
+    content = files.plain(
+        {
+            **_without_paths(record.result),
+            "metrics": [_rounded(row) for row in record.metrics],
+            "histograms": [asdict(histogram) for histogram in record.histograms],
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, "{\n" + ",\n".join(f'"{key}": {_lines(value)}' for key, value in content.items()) + "\n}\n")
+
+
+def command(argv: Sequence[str]) -> str:
+    """Return a command line as anybody would type it: absolute paths become the names of their files.
+
+    >>> command(["/venv/bin/pareback", "train", "--data.path", "/data/cifar100.npz"])
+    'pareback train --data.path cifar100.npz'
+    """
+    return shlex.join(["pareback", *(Path(word).name if Path(word).is_absolute() else word for word in argv[1:])])
+
+
+def date(record: Record) -> str:
+    """Return the day on which the run began, in UTC."""
+    return datetime.fromisoformat(record.result["environment"]["start"]).astimezone(UTC).date().isoformat()
+
+
+def _without_paths(result: dict[str, Any]) -> dict[str, Any]:
+    environment, recipe = dict(result["environment"]), by_name(result["recipe"])
+    if "argv" in environment:
+        environment["command"] = command(environment.pop("argv"))
+    if recipe["data"]["path"] is not None:
+        recipe["data"] = {**recipe["data"], "path": Path(recipe["data"]["path"]).name}
+    return {**result, "environment": environment, "recipe": recipe}
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, _DIGITS) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def _lines(value: Any) -> str:
+    """Write a list with an entry per line: small, and a reader of differences sees which epoch changed."""
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f" {json.dumps(entry, ensure_ascii=False)}" for entry in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,67 @@
+"""Fuses operations that can be one: batch norms into convolutions, activations and sums onto what computes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .operation import Operation, TorchCall
+from .ops import Activation, Add, Affine, Convolution, Linear, WeightedOp
+
+_CAN_ACTIVATE = (WeightedOp, Affine, Add)
+
+
+def fused(operations: list[Operation], outputs: Iterable[str], over_tokens: bool = False) -> list[Operation]:
+    """Return fewer operations with the same results. Linear layers add residuals ``over_tokens`` alone."""
+    outputs = set(outputs)
+    done: dict[str, Operation] = {}
+    for operation in operations:
+        uses = _uses(operations, outputs)
+        before = done.get(getattr(operation, "x", ""))
+        if before is not None and (uses[before.out] > 1 or _something_changes_after(before, done)):
+            before = None
+        result: Operation = operation
+        if isinstance(operation, Affine) and isinstance(before, Convolution) and before.is_bare:
+            result = _folded(before, operation)
+            del done[before.out]
+        elif isinstance(operation, Activation) and isinstance(before, _CAN_ACTIVATE) and before.activation == "none":
+            result = replace(before, out=operation.out, activation=operation.activation)
+            del done[before.out]
+        elif isinstance(operation, Add):
+            result = _onto_a_layer(operation, done, uses, over_tokens)
+        done[result.out] = result
+    return list(done.values())
+
+
+def _uses(operations: list[Operation], outputs: set[str]) -> Counter[str]:
+    found = Counter(name for operation in operations for name in operation.reads)
+    found.update(outputs)
+    return found
+
+
+def _something_changes_after(operation: Operation, done: dict[str, Operation]) -> bool:
+    """Whether a value is changed in place after an operation, which then cannot be computed later than it was."""
+    order = list(done)
+    later = (done[name] for name in order[order.index(operation.out) + 1 :])
+    return any(isinstance(other, TorchCall) and other.changes_its_argument for other in later)
+
+
+def _folded(before: Convolution, norm: Affine) -> Convolution:
+    weight = (before.taps.weight.double() * norm.scale.view(-1, 1, 1, 1)).float()
+    bias = (before.bias.double() * norm.scale + norm.shift).float()
+    return replace(before, out=norm.out, taps=replace(before.taps, weight=weight), bias=bias)
+
+
+def _onto_a_layer(operation: Add, done: dict[str, Operation], uses: Counter[str], over_tokens: bool) -> Operation:
+    """Let the later of two layers with weights, or the only one, add the other operand as it finishes."""
+    order = list(done)
+    operands = sorted((operation.x, operation.other), key=lambda name: -order.index(name) if name in done else 1)
+    for mine, other in (operands, operands[::-1]):
+        before = done.get(mine)
+        if not isinstance(before, WeightedOp) or (isinstance(before, Linear) and not over_tokens):
+            continue
+        if before.is_bare and uses[mine] == 1 and mine != other and not _something_changes_after(before, done):
+            del done[mine]
+            return replace(before, out=operation.out, residual=other)
+    return operation

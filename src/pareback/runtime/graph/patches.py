@@ -1,0 +1,58 @@
+"""Convolutions that cut images into patches, as linear layers over them: patches fill lanes better than images do."""
+
+from __future__ import annotations
+
+import torch
+
+from .capture import CapturedModel
+from .operation import Operation, TorchCall, ValueName
+from .ops import Convolution, Linear, Taps
+
+aten = torch.ops.aten
+_WHY = "it only moves numbers about"
+
+
+def patches_as_linear(operations: list[Operation], captured: CapturedModel) -> list[Operation]:
+    """Return the operations with such convolutions rewritten, unless others over images follow."""
+    result: list[Operation] = []
+    for operation in operations:
+        readers = [o for o in operations if operation.out in o.reads]
+        if (
+            isinstance(operation, Convolution)
+            and operation.residual is None
+            and all(isinstance(o, TorchCall) for o in readers)
+            and captured.is_of_images(operation.x)
+            and _cuts(operation.taps, captured.shape(operation.x, 1))
+        ):
+            result += _rewritten(operation, captured.shape(operation.x, 1))
+        else:
+            result.append(operation)
+    return result
+
+
+def _cuts(taps: Taps, shape: tuple[int, ...]) -> bool:
+    """Whether every number of an image is read exactly once, by a kernel that is worth the trouble."""
+    side = taps.stride
+    square = tuple(taps.weight.shape[2:]) == (side, side)
+    whole = len(shape) == 4 and shape[2] % side == 0 and shape[3] % side == 0
+    return square and whole and side > 1 and (taps.padding, taps.dilation, taps.groups) == (0, 1, 1)
+
+
+def _rewritten(operation: Convolution, shape: tuple[int, ...]) -> list[Operation]:
+    _, channels, height, width = shape
+    side, outputs = operation.taps.stride, operation.taps.weight.shape[0]
+    down, across = height // side, width // side
+    cut, turned, rows, linear, back = (f"{operation.out}.{i}" for i in range(5))
+    matrix = Taps(operation.taps.weight.reshape(outputs, -1, 1, 1))
+    return [
+        _moved(cut, aten.reshape.default, operation.x, [-1, channels, down, side, across, side]),
+        _moved(turned, aten.permute.default, cut, [0, 2, 4, 1, 3, 5]),
+        _moved(rows, aten.reshape.default, turned, [-1, down * across, channels * side * side]),
+        Linear(linear, rows, matrix, operation.bias, operation.activation),
+        _moved(back, aten.transpose.int, linear, 1, 2),
+        _moved(operation.out, aten.reshape.default, back, [-1, outputs, down, across]),
+    ]
+
+
+def _moved(out: str, target: object, x: str, *arguments: object) -> TorchCall:
+    return TorchCall(out, target, (ValueName(x), *arguments), {}, _WHY)

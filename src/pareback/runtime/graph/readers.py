@@ -1,0 +1,191 @@
+"""From operators of an exported graph to the engine's operations: a function for each, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .operation import Operation, alias_writes, changes_its_argument
+from .ops import Activation, Add, Affine, Convolution, GlobalMean, Linear, MaxPool, Taps
+
+aten = torch.ops.aten
+
+#: Node and constants to the operation, or to why there is none. Typed loosely: arguments of nodes may be anything.
+NodeReader = Callable[[Any, dict[str, Any]], "Operation | str"]
+
+#: By operator; :func:`_reads` enters them.
+_READERS: dict[Any, NodeReader] = {}
+
+
+def _reads(*operators: Any) -> Callable[[NodeReader], NodeReader]:
+    """Enter a function as the one that reads these operators."""
+
+    def enter(reader: NodeReader) -> NodeReader:
+        _READERS.update(dict.fromkeys(operators, reader))
+        return reader
+
+    return enter
+
+
+def read_operation(node: fx.Node, constants: dict[str, Any], unforeseen: set[str]) -> Operation | str:
+    """Return the engine's operation, or why there is none; nodes of ``unforeseen`` sizes have none."""
+    read = _READERS.get(node.target)
+    if read is None:
+        return "the engine has none"
+    if not unforeseen.isdisjoint([node.name, *(one.name for one in node.all_input_nodes)]):
+        return "its size depends on the data"
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    if any(isinstance(value, Tensor) and value.dtype != torch.float32 for value in values):
+        return "it is not in float32"
+    if changes_its_argument(node.target) and _has_views(node.args[0], node):
+        return "it changes what is seen under two names"
+    return read(node, constants)
+
+
+def _has_views(changed: Any, by: fx.Node) -> bool:
+    """Whether a value that is changed in place is seen elsewhere: it is a view, or there are views of it."""
+    if _is_view(changed):
+        return True
+    return any(user is not by and _is_view(user) for user in changed.users)
+
+
+def _is_view(node: fx.Node) -> bool:
+    writes = alias_writes(node.target)
+    if any(writes):
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return bool(writes)
+
+
+def _filled(node: Any, *defaults: Any) -> list[Any]:
+    """Return the arguments, the last ones by default where they were left out."""
+    arguments, total = list(node.args), 2 + len(defaults)
+    return arguments + list(defaults)[len(arguments) - total :] if len(arguments) < total else arguments
+
+
+def _value(argument: Any, constants: dict[str, Any]) -> Any:
+    return constants[argument.name] if isinstance(argument, fx.Node) else argument
+
+
+def _is_constant(argument: Any, constants: dict[str, Any]) -> bool:
+    return argument is None or (isinstance(argument, fx.Node) and argument.name in constants)
+
+
+def _alike(values: Any) -> int | None:
+    """Return the number if a pair holds it twice."""
+    values = [values] if isinstance(values, int) else list(values)
+    return int(values[0]) if len(set(values)) == 1 else None
+
+
+@_reads(aten.conv2d.default, aten.conv2d.padding)
+def _convolution(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, weight, bias, stride, padding, dilation, groups = _filled(node, None, 1, 0, 1, 1)
+    if not _is_constant(weight, constants) or not _is_constant(bias, constants):
+        return "its weight is computed"
+    given: Tensor = _value(weight, constants).detach()
+    step, spread = _alike(stride), _alike(dilation)
+    edge = _in_numbers(padding, given.shape[2:], spread) if isinstance(padding, str) else _alike(padding)
+    if step is None or edge is None or spread is None:
+        return "its stride, padding or dilation differs between directions"
+    kernel = given.clone(memory_format=torch.contiguous_format)
+    offset = _offset(bias, kernel.shape[0], constants)
+    return Convolution(node.name, x.name, Taps(kernel, step, edge, spread, int(groups)), offset)
+
+
+def _in_numbers(padding: str, sides: Sequence[int], dilation: int | None) -> int | None:
+    """Return what "same" or "valid" pads each of the four edges with, or None if that is not one number."""
+    if padding == "valid":
+        return 0
+    # The edge before and the one after share what a kernel reaches beyond its own place.
+    beyond = {(side - 1) * (dilation or 1) for side in sides}
+    reach = beyond.pop()
+    return None if beyond or reach % 2 else reach // 2
+
+
+@_reads(aten.linear.default)
+def _linear(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, weight, bias = (*node.args, None)[:3]
+    if not _is_constant(weight, constants) or not _is_constant(bias, constants):
+        return "its weight is computed"
+    matrix = _value(weight, constants).detach().clone(memory_format=torch.contiguous_format)
+    if matrix.ndim != 2:
+        return "its weight is not a matrix"
+    offset = _offset(bias, matrix.shape[0], constants)
+    return Linear(node.name, x.name, Taps(matrix[:, :, None, None]), offset)
+
+
+def _offset(bias: Any, outputs: int, constants: dict[str, Any]) -> Tensor:
+    """Return a copy of the bias, a number for each output."""
+    if bias is None:
+        return torch.zeros(outputs, dtype=torch.float32, device="cpu")
+    given: Tensor = _value(bias, constants).detach()
+    return given.expand(outputs).clone(memory_format=torch.contiguous_format)
+
+
+@_reads(aten.batch_norm.default)
+def _batch_norm(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, weight, bias, mean, variance, training, _, eps = node.args[:8]
+    if x.meta["val"].ndim != 4:
+        return "it is not over images"
+    if training:
+        return "it is in training mode"
+    if not all(_is_constant(one, constants) for one in (weight, bias, mean, variance)):
+        return "its statistics are computed"
+    deviation = (_value(variance, constants).double() + eps).sqrt()
+    gain = torch.ones_like(deviation) if weight is None else _value(weight, constants).detach().double()
+    scale = gain / deviation
+    offset = torch.zeros_like(scale) if bias is None else _value(bias, constants).detach().double()
+    return Affine(node.name, x.name, scale, offset - _value(mean, constants).double() * scale)
+
+
+@_reads(aten.add.Tensor, aten.add_.Tensor)
+def _add(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, other = node.args[:2]
+    if node.kwargs.get("alpha", 1) != 1 or not isinstance(x, fx.Node) or not isinstance(other, fx.Node):
+        return "it adds a number"
+    if x.name in constants or other.name in constants or x.meta["val"].shape != other.meta["val"].shape:
+        return "it adds tensors of two shapes"
+    if x.meta["val"].ndim != 4:
+        return "it is not over images"
+    return Add(node.name, x.name, other.name)
+
+
+@_reads(aten.max_pool2d.default)
+def _max_pool(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, size, stride, padding, dilation, ceil = _filled(node, None, 0, 1, False)
+    sizes = [_alike(v) for v in (size, stride or size, padding, dilation)]
+    if None in sizes or sizes[3] != 1 or ceil:
+        return "its window is not square, dilated or rounded up"
+    return MaxPool(node.name, x.name, sizes[0] or 1, sizes[1] or 1, sizes[2] or 0)
+
+
+@_reads(aten.mean.dim)
+def _global_mean(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, dimensions, keep = (*node.args, False)[:3]
+    value = x.meta["val"]
+    if dimensions is None or value.ndim != 4 or sorted(d % 4 for d in dimensions) != [2, 3]:
+        return "it is not a mean over images"
+    return GlobalMean(node.name, x.name, bool(keep))
+
+
+@_reads(aten.adaptive_avg_pool2d.default)
+def _adaptive_mean(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, size = node.args[:2]
+    if x.meta["val"].ndim != 4 or _alike(size) != 1:
+        return "it keeps more than one position"
+    return GlobalMean(node.name, x.name, True)
+
+
+def _activation(kind: str) -> NodeReader:
+    def read(node: Any, constants: dict[str, Any]) -> Operation | str:
+        if node.kwargs.get("approximate", "none") != "none":
+            return "it is approximated otherwise"
+        return Activation(node.name, node.args[0].name, kind)
+
+    return read
+
+
+_reads(aten.relu.default, aten.relu_.default)(_activation("relu"))
+_reads(aten.gelu.default)(_activation("gelu"))

@@ -1,0 +1,1 @@
+"""From operations to what the compiled engine runs: layouts, tiles, memory, packed weights, tuning."""

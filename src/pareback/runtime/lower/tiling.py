@@ -1,0 +1,164 @@
+"""Chooses how images are cut into lanes: a grid for operations that hang together, each activation's tiles on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ..graph.operation import Operation
+from ..graph.ops import Convolution, GlobalMean, Regrid
+from .layout import LANES, LaneGrid, Layout
+
+
+class NoTilingError(Exception):
+    """Operations whose tiles cannot agree."""
+
+
+Shape = tuple[int, int, int]
+
+#: To move a lane vector to another grid takes as long as so many multiplications.
+_MOVE = 20.0
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The operations, with moves from one grid to another among them, and the layout of every activation."""
+
+    operations: list[Operation]
+    layouts: dict[str, Layout]
+    cost: float
+
+
+def tiled(operations: Sequence[Operation], shapes: Mapping[str, Shape], images: int) -> Tiling:
+    """Return the cheapest tiling found of so many images at once."""
+    products = {o.out: float((o.taps.weight != 0).sum()) for o in operations if isinstance(o, Convolution)}
+
+    def cut(names: Collection[str]) -> Tiling:
+        return _tiled(*_regridded(operations, shapes, names), products, images)
+
+    names = _where_to_cut(operations)
+    best = cut(names)
+    for name in list(names):
+        fewer = cut([other for other in names if other != name])
+        if fewer.cost <= best.cost:
+            best = fewer
+            names.remove(name)
+    return best
+
+
+def _where_to_cut(operations: Sequence[Operation]) -> list[str]:
+    """Return activations that all later ones depend on alone, before the image is made smaller."""
+    found = []
+    for number, operation in enumerate(operations[:-1]):
+        name, later = operation.out, operations[number + 1 :]
+        before = {o.out for o in operations[:number]} | {n for o in operations[: number + 1] for n in o.reads}
+        alone = not before & {n for o in later for n in o.reads}
+        if alone and any(o.downscale > 1 for o in later if name in o.reads):
+            found.append(name)
+    return found
+
+
+def _regridded(
+    operations: Sequence[Operation], shapes: Mapping[str, Shape], names: Collection[str]
+) -> tuple[list[Operation], dict[str, Shape]]:
+    """Return operations that read these activations on another grid."""
+    again = {name: f"{name} on another grid" for name in names}
+    result: list[Operation] = []
+    for operation in operations:
+        fields = {f: getattr(operation, f, None) for f in ("x", "other", "residual")}
+        result.append(replace(operation, **{f: again[name] for f, name in fields.items() if name in again}))
+        if operation.out in again:
+            result.append(Regrid(again[operation.out], operation.out))
+    return result, {**shapes, **{new: shapes[old] for old, new in again.items()}}
+
+
+def _grids(images: int) -> Iterator[LaneGrid]:
+    most = LANES // images
+    for down in range(most, 0, -1):
+        across = most // down
+        if down * across > 0.8 * most or most == 1:
+            yield LaneGrid(images, down, across)
+
+
+def _tiled(
+    operations: list[Operation], shapes: Mapping[str, Shape], products: Mapping[str, float], images: int
+) -> Tiling:
+    """Choose a grid for every group of activations whose tiles hang together."""
+    layouts: dict[str, Layout] = {}
+    total = 0.0
+    halos = {name: _halo(name, operations) for name in shapes}
+    for scales in _scales(operations, shapes):
+        members = [o for o in operations if o.out in scales]
+        choices = [_on(grid, scales, shapes, halos) for grid in _grids(images)]
+        costs = [_cost(members, choice, products) for choice in choices]
+        cheapest = min(range(len(choices)), key=costs.__getitem__)
+        layouts |= choices[cheapest]
+        total += costs[cheapest]
+    return Tiling(operations, layouts, total)
+
+
+def _on(
+    grid: LaneGrid, scales: Mapping[str, int], shapes: Mapping[str, Shape], halos: Mapping[str, int]
+) -> dict[str, Layout]:
+    heights = [math.ceil(math.ceil(shapes[name][1] / grid.down) / scale) for name, scale in scales.items()]
+    widths = [math.ceil(math.ceil(shapes[name][2] / grid.across) / scale) for name, scale in scales.items()]
+    return {
+        name: Layout(*shapes[name], grid, max(heights) * scale, max(widths) * scale, halos[name])
+        for name, scale in scales.items()
+    }
+
+
+def _scales(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[dict[str, int]]:
+    """Return groups of activations whose tiles hang together, each with its multiple of the group's smallest tile."""
+    edges: dict[str, list[tuple[str, Fraction]]] = {name: [] for name in shapes}
+    for one, other, ratio in _ratios(operations):
+        edges[one].append((other, 1 / ratio))
+        edges[other].append((one, ratio))
+    groups, seen = [], set()
+    for start in shapes:
+        if start in seen:
+            continue
+        scale, waiting = {start: Fraction(1)}, [start]
+        while waiting:
+            here = waiting.pop()
+            for there, ratio in edges[here]:
+                if scale.setdefault(there, scale[here] * ratio) != scale[here] * ratio:
+                    raise NoTilingError(f"the tiles of {there} cannot agree")
+                if there not in seen and there not in waiting and there != here:
+                    waiting.append(there)
+            seen.add(here)
+        whole = math.lcm(*(s.denominator for s in scale.values()))
+        common = math.gcd(*(int(s * whole) for s in scale.values()))
+        groups.append({name: int(s * whole) // common for name, s in scale.items()})
+    return groups
+
+
+def _ratios(operations: Sequence[Operation]) -> Iterator[tuple[str, str, Fraction]]:
+    """Yield pairs of activations and how many times as large the first one's tiles are."""
+    for operation in operations:
+        if operation.in_tiles:
+            for name in operation.reads:
+                larger = operation.downscale if name == getattr(operation, "x", "") else 1
+                yield name, operation.out, Fraction(larger)
+
+
+def _halo(name: str, operations: Sequence[Operation]) -> int:
+    """Return how many positions around its tiles an activation needs, for those that read it."""
+    return max((operation.reach(name) for operation in operations if name in operation.reads), default=0)
+
+
+def _cost(operations: Sequence[Operation], layouts: Mapping[str, Layout], products: Mapping[str, float]) -> float:
+    """Estimate the work in lane vectors: multiplications, and moving activations about."""
+    work = 0.0
+    for operation in operations:
+        if isinstance(operation, GlobalMean):
+            continue
+        layout = layouts[operation.out]
+        area = layout.tile_height * layout.tile_width
+        if isinstance(operation, Convolution):
+            # Few positions per tile make short work of each weight that is looked up.
+            work += products[operation.out] * (area + (1.0 if area >= 4 else 4.0))
+        work += (_MOVE if isinstance(operation, Regrid) else 2.0) * layout.channels * layout.plane
+    return work

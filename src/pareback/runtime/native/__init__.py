@@ -1,0 +1,1 @@
+"""The compiled engine: its C++ and how Python calls it."""

@@ -1,0 +1,192 @@
+"""Transformer blocks in lanes: the tokens of one image side by side, from the first operation to the last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..graph.capture import CapturedModel
+from ..graph.operation import Operation
+from ..graph.ops import Add, Attention, AttentionHeads, Encoder, LayerNorm, Linear
+from ..lower.layout import LANES, Layout, rows_layout
+from ..lower.linear import into_lanes, out_of_lanes
+from ..lower.linear_many_rows import TiledLinear
+from ..lower.memory import ArenaPlanner
+from ..lower.tuning import Tuner
+from ..native import bindings
+from ..native.bindings import ACTIVATIONS, NativeOperation
+from . import base
+from .base import Chain, Stage, StageProgram, addresses, empty
+
+
+class EncoderProgram(StageProgram):
+    """Operations on the tokens of one image, tuned for a number of threads."""
+
+    def __init__(self, encoder: Encoder, tuner: Tuner, threads: int) -> None:
+        self._encoder, self._tuner, self._threads = encoder, tuner, threads
+        self._vectors = -(-encoder.tokens // LANES)
+        self._places = ArenaPlanner()
+        self._brought = {name: -2 - number for number, name in enumerate(encoder.inputs)}
+        self._left = dict.fromkeys((*encoder.inputs, *(o.out for o in encoder.members)), 0)
+        for operation in encoder.members:
+            for name in set(operation.reads):
+                self._left[name] += 1
+        steps = [self._pack(name) for name in encoder.inputs]
+        for operation in encoder.members:
+            self._places.take(operation.out, self._layout(operation.out).floats)
+            steps.append(self._step(operation))
+            if operation.out in encoder.outputs:
+                steps.append(self._unpack(operation.out))
+            self._give_back(operation)
+        super().__init__(steps, self._places.most)
+
+    def run(self, tensors: Sequence[Tensor], threads: int) -> None:
+        """Compute one image: inputs and outputs of [tokens, channels]."""
+        self.run_at([one.data_ptr() for one in tensors], threads)
+
+    def run_each(self, tensors: Sequence[Tensor], threads: int) -> None:
+        """Compute images of [images, tokens, channels], each whole on one of the threads."""
+        self.run_each_at([addresses(tensors, image) for image in range(len(tensors[0]))], threads)
+
+    def _give_back(self, operation: Operation) -> None:
+        for name in set(operation.reads):
+            self._left[name] -= 1
+        for name in {*operation.reads, operation.out}:
+            if self._left[name] == 0:
+                self._places.give_back(name)
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _layout(self, name: str) -> Layout:
+        return rows_layout(self._encoder.channels[name], self._encoder.tokens)
+
+    def _pack(self, name: str) -> NativeOperation:
+        layout = self._layout(name)
+        place = self._places.take(name, layout.floats)
+        return into_lanes(layout, self._encoder.tokens, self._brought[name], place)
+
+    def _unpack(self, name: str) -> NativeOperation:
+        target = -2 - len(self._encoder.inputs) - self._encoder.outputs.index(name)
+        return out_of_lanes(self._layout(name), self._encoder.tokens, self._places.of(name), target)
+
+    def _step(self, operation: Operation) -> NativeOperation:
+        match operation:
+            case Linear():
+                return self._linear(operation)
+            case LayerNorm():
+                return bindings.NativeLayerNorm(
+                    scale=operation.scale,
+                    shift=operation.shift,
+                    in_=self._places.of(operation.x),
+                    out=self._places.of(operation.out),
+                    channels=self._encoder.channels[operation.x],
+                    vectors=self._vectors,
+                    eps=operation.eps,
+                )
+            case Attention():
+                return self._attention(operation)
+            case Add():
+                return self._add(operation)
+        raise TypeError(f"{type(operation).__name__} is not over tokens.")
+
+    def _linear(self, operation: Linear) -> NativeOperation:
+        source, target = self._layout(operation.x), self._layout(operation.out)
+        activation = ACTIVATIONS[operation.activation]
+        layer = TiledLinear(operation.taps, operation.bias, source, target, activation)
+        residual = None if operation.residual is None else (self._places.of(operation.residual), target)
+        return layer.operation(
+            self._tuner.choose(layer, self._threads),
+            self._places.of(operation.x),
+            self._places.of(operation.out),
+            residual,
+        )
+
+    def _attention(self, operation: Attention) -> NativeOperation:
+        def start(part: AttentionHeads) -> int:
+            return self._places.of(part.name) + part.first * self._vectors * LANES
+
+        return bindings.NativeAttention(
+            query=start(operation.query),
+            key=start(operation.key),
+            value=start(operation.value),
+            out=self._places.of(operation.out),
+            query_head=operation.query.step,
+            key_head=operation.key.step,
+            value_head=operation.value.step,
+            heads=operation.heads,
+            depth=operation.query.depth,
+            value_depth=operation.value.depth,
+            tokens=self._encoder.tokens,
+            vectors=self._vectors,
+            scale=operation.scale,
+            causal=int(operation.causal),
+        )
+
+    def _add(self, operation: Add) -> NativeOperation:
+        layout = self._layout(operation.out)
+        return bindings.NativePointwise(
+            in_=self._places.of(operation.x),
+            out=self._places.of(operation.out),
+            other=self._places.of(operation.other),
+            channels=layout.channels,
+            height=1,
+            width=layout.plane,
+            in_plane=layout.plane,
+            in_row=layout.plane,
+            out_plane=layout.plane,
+            out_row=layout.plane,
+            other_plane=layout.plane,
+            other_row=layout.plane,
+            activation=ACTIVATIONS[operation.activation],
+        )
+
+
+class EncoderStage(Stage):
+    """Transformer blocks: an image at a time in lanes, or layer by layer as other stages do it; whichever is faster."""
+
+    kind = "encoder"
+
+    def __init__(self, encoder: Encoder, apart: list[Stage], captured: CapturedModel, tuner: Tuner) -> None:
+        super().__init__(Chain(encoder.members, encoder.reads, encoder.outputs))
+        self.stages_apart = apart
+        self.prefers_apart: dict[int, bool] = {}  #: by batch; whether layer by layer was faster
+        self._encoder, self._captured, self._tuner = encoder, captured, tuner
+        self._programs: dict[int, EncoderProgram] = {}
+        self._lock = threading.RLock()
+
+    def program(self, threads: int) -> EncoderProgram:
+        """Return the blocks for one image, tuned for so many threads, made when it is first asked for."""
+        with self._lock:
+            if threads not in self._programs:
+                self._programs[threads] = EncoderProgram(self._encoder, self._tuner, threads)
+                self._tuner.save()
+            return self._programs[threads]
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        if batch not in self.prefers_apart:
+            with self._lock:
+                if batch not in self.prefers_apart:
+                    self.prefers_apart[batch] = (
+                        base.faster([self._run_together, self._run_apart], values, batch, threads) == 1
+                    )
+        (self._run_apart if self.prefers_apart[batch] else self._run_together)(values, batch, threads)
+
+    def _run_together(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inputs = [values[name].contiguous() for name in self._encoder.inputs]
+        outputs = [empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        tensors = [one.view(batch, self._encoder.tokens, -1) for one in (*inputs, *outputs)]
+        alone = batch - batch % threads  # so many images keep every thread busy with its own
+        if alone:
+            self.program(1).run_each([one[:alone] for one in tensors], threads)
+        for image in range(alone, batch):
+            self.program(threads).run([one[image] for one in tensors], threads)
+        values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    def _run_apart(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inside = dict(values)
+        for stage in self.stages_apart:
+            stage.run(inside, batch, threads)
+        values.update((name, inside[name]) for name in self.chain.outputs)

@@ -1,0 +1,210 @@
+"""A chain of operations over images, in lanes from beginning to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from ..graph.capture import CapturedModel
+from ..graph.operation import Operation
+from ..graph.ops import Convolution, GlobalMean, Linear, Regrid
+from ..lower.convolution import TiledConvolution
+from ..lower.image_ops import ImageMemory, halo_step, image_step, pack_step, unpack_step
+from ..lower.layout import LANES, VECTOR_BYTES, Layout
+from ..lower.linear import linear_steps
+from ..lower.memory import ArenaPlanner
+from ..lower.strips import Strips, in_strips, runs, strips
+from ..lower.tiling import Shape, tiled
+from ..lower.tuning import Tuner
+from ..native.bindings import ACTIVATIONS, NativeOperation, NativePart
+from .base import Chain, Stage, StageProgram, addresses, empty
+
+
+class ImageProgram(StageProgram):
+    """A chain for a certain number of images at once, tuned for a number of threads."""
+
+    def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner, threads: int) -> None:
+        self.images = images
+        self._chain, self._tuner, self._threads = chain, tuner, threads
+        in_lanes = {name: shape for name, shape in shapes.items() if not self._is_matrix(name)}
+        tiling = tiled(chain.over_images, in_lanes, images)
+        self._operations, self._layouts = tiling.operations, tiling.layouts
+        self._places = ArenaPlanner()
+        self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
+        self._memory_plan = ImageMemory(images, shapes, self._layouts, self._brought, self._places)
+        self._steps: list[NativeOperation | NativePart] = [pack_step(name, self._memory_plan) for name in chain.inputs]
+        self._layers: dict[str, TiledConvolution] = {}
+        self._left = {name: sum(name in o.reads for o in self._operations) for name in self._layouts}
+        for run in runs(self._operations, self._layouts):
+            self._add(run)
+        if chain.head is not None:
+            self._add_head(chain.head)
+        super().__init__(self._steps, self._places.most)
+
+    def _is_matrix(self, name: str) -> bool:
+        return any(
+            o.out == name and (isinstance(o, GlobalMean) or o is self._chain.head) for o in self._chain.operations
+        )
+
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int, threads: int) -> None:
+        """Compute images ``first`` to ``first + self.images`` of the batch."""
+        self.run_at(addresses((*inputs, *outputs), first), threads)
+
+    def run_each(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], threads: int) -> None:
+        """Compute a whole batch, ``self.images`` at a time and each time whole on one of the threads."""
+        tensors = (*inputs, *outputs)
+        self.run_each_at([addresses(tensors, first) for first in range(0, len(tensors[0]), self.images)], threads)
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _add(self, run: Sequence[Operation]) -> None:
+        """Add the steps of a run. Until its end all memory is kept, as its operations go on side by side."""
+        if isinstance(run[0], GlobalMean):
+            self._steps.append(image_step(run[0], self._memory_plan))
+        else:
+            cut = self._strips(run)
+            threads = 1 if len(cut) >= self._threads else self._threads
+            steps = [step for operation in run for step in self._steps_of(operation, run, threads)]
+            self._steps += in_strips(steps, cut) if len(cut) >= threads else [step for step, _ in steps]
+        for operation in run:
+            if operation.out in self._chain.outputs and operation.out in self._layouts:
+                self._steps.append(unpack_step(operation.out, self._memory_plan))
+            for name in set(operation.reads) & set(self._left):
+                self._left[name] -= 1
+        for name in {name for operation in run for name in (*operation.reads, operation.out)}:
+            if self._left.get(name) == 0:
+                self._places.give_back(name)
+
+    def _add_head(self, head: Linear) -> None:
+        """Add the steps of a linear layer over the means, a row for each image."""
+        source, target = self._places.of(head.x), self._brought[head.out]
+        self._steps += linear_steps([head], self.images, source, target, self._places, self._tuner, self._threads)
+
+    def _strips(self, run: Sequence[Operation]) -> Strips:
+        """Return how a run is cut into strips, each of them done by one thread."""
+        layouts = [self._layouts[operation.out] for operation in run]
+        if not all(operation.in_tiles for operation in run) or (len(run) == 1 and not layouts[0].halo):
+            return []
+        choices = [self._tuner.choose(self._layer(o), 1) for o in run if isinstance(o, Convolution)]
+        row_bytes = sum(layout.row_step for layout in layouts) * VECTOR_BYTES
+        return strips(layouts[0].tile_height, [choice.rows for choice in choices], row_bytes, self._threads)
+
+    def _layer(self, operation: Convolution) -> TiledConvolution:
+        if operation.out not in self._layers:
+            source, target = self._layouts[operation.x], self._layouts[operation.out]
+            activation = ACTIVATIONS[operation.activation]
+            self._layers[operation.out] = TiledConvolution(operation.taps, operation.bias, source, target, activation)
+        return self._layers[operation.out]
+
+    def _steps_of(
+        self, operation: Operation, run: Sequence[Operation], threads: int
+    ) -> Iterator[tuple[NativeOperation, Layout]]:
+        layout = self._layouts[operation.out]
+        if isinstance(operation, Convolution):
+            yield self._convolution(operation, layout, run, threads), layout
+        else:
+            self._places.take(operation.out, layout.floats)
+            yield image_step(operation, self._memory_plan), layout
+        if layout.halo and not isinstance(operation, Regrid):
+            yield halo_step(operation.out, self._memory_plan), layout
+
+    def _convolution(
+        self, operation: Convolution, layout: Layout, run: Sequence[Operation], threads: int
+    ) -> NativeOperation:
+        layer = self._layer(operation)
+        choice = self._tuner.choose(layer, threads)
+        residual = operation.residual and (
+            self._places.of(operation.residual),
+            self._layouts[operation.residual],
+        )
+        if operation.residual is not None and choice.divides(layout) and self._may_overwrite(operation, run):
+            place = self._places.hand_on(operation.residual, operation.out)
+            del self._left[operation.residual]
+        else:
+            place = self._places.take(operation.out, layout.floats)
+        return layer.operation(choice, self._places.of(operation.x), place, residual or None)
+
+    def _may_overwrite(self, operation: Convolution, run: Sequence[Operation]) -> bool:
+        """Whether a convolution may write where its residual is: nothing else will read that, nor reads it now."""
+        name = operation.residual
+        assert name is not None
+        readers = [o for o in self._operations if name in o.reads]
+        return (
+            name not in self._chain.outputs
+            and name != operation.x
+            and readers[-1] is operation
+            and self._layouts[name] == self._layouts[operation.out]
+            and all(o.reads_by_row(name) for o in run if o in readers)
+        )
+
+
+class ImageStage(Stage):
+    """A chain over images, for any number of them: together in lanes, or one by one; whichever is faster."""
+
+    kind = "images"
+
+    def __init__(self, chain: Chain, captured: CapturedModel, tuner: Tuner) -> None:
+        super().__init__(chain)
+        self._captured, self._tuner = captured, tuner
+        self._programs: dict[tuple[int, int], ImageProgram] = {}
+        self.prefers_singly: dict[int, bool] = {}  #: by batch; whether one by one was faster
+        self._lock = threading.RLock()
+
+    def program(self, images: int, threads: int) -> ImageProgram:
+        """Return the chain for so many images at once, tuned for so many threads, made when it is first asked for."""
+        with self._lock:
+            if (images, threads) not in self._programs:
+                shapes = {name: self._shape(name, images) for name in self.chain.names}
+                self._programs[images, threads] = ImageProgram(self.chain, shapes, images, self._tuner, threads)
+                self._tuner.save()
+            return self._programs[images, threads]
+
+    def _shape(self, name: str, images: int) -> tuple[int, int, int]:
+        channels, height, width = (*self._captured.shape(name, images)[1:], 1, 1)[:3]
+        return channels, height, width
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        inputs = [values[name].contiguous() for name in self.chain.inputs]
+        outputs = [empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        if batch not in self.prefers_singly:
+            self.prefers_singly[batch] = batch > 1 and (
+                self._fits_lanes or self._is_faster_singly(inputs, outputs, threads)
+            )
+        (self._run_singly if self.prefers_singly[batch] else self._run_together)(inputs, outputs, threads)
+        values.update(zip(self.chain.outputs, outputs, strict=True))
+
+    @cached_property
+    def _fits_lanes(self) -> bool:
+        """Whether one image fills the lanes well enough that several together would gain nothing."""
+        images = [name for name in self.chain.names if len(self._captured.shapes[name]) == 4]
+        one, many = (
+            tiled(self.chain.over_images, {name: self._shape(name, number) for name in images}, number)
+            for number in (1, LANES)
+        )
+        return one.cost < 1.1 * many.cost / LANES
+
+    def _run_together(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> None:
+        """Sixteen images at a time, then by powers of two."""
+        first, batch = 0, len(inputs[0])
+        while first < batch:
+            images = LANES if batch - first >= LANES else 1 << ((batch - first).bit_length() - 1)
+            self.program(images, threads).run(inputs, outputs, first, threads)
+            first += images
+
+    def _run_singly(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> None:
+        self.program(1, 1).run_each(inputs, outputs, threads)
+
+    def _is_faster_singly(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> bool:
+        with self._lock:
+            times: dict[Any, list[float]] = {self._run_together: [], self._run_singly: []}
+            for _ in range(3):
+                for run, seconds in times.items():
+                    began = time.perf_counter()
+                    run(inputs, outputs, threads)
+                    seconds.append(time.perf_counter() - began)
+            return min(times[self._run_singly][1:]) < min(times[self._run_together][1:])

@@ -1,0 +1,118 @@
+"""Partitions a model's operations into stages: which belong together, and what kind of stage they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..graph.capture import CapturedModel
+from ..graph.encoders import with_encoders
+from ..graph.operation import Operation
+from ..graph.ops import Encoder, GlobalMean, Linear, MaxPool
+from ..graph.patches import patches_as_linear
+from ..lower.tiling import NoTilingError
+from ..lower.tuning import Tuner
+from .base import Chain, Stage
+from .encoder import EncoderStage
+from .images import ImageStage
+from .pytorch import TorchBetween
+from .rows import RowStage
+
+#: Weights of a last layer that is done together with what is before.
+_SMALL_HEAD = 2**17
+
+
+def partitioned(
+    operations: list[Operation], captured: CapturedModel, outputs: Iterable[str], threads: int
+) -> list[Stage]:
+    """Return the stages of a model."""
+    kept = set(outputs)
+    operations = with_encoders(patches_as_linear(operations, captured), captured, kept)
+    return _stages(operations, captured, kept, Tuner(), threads)
+
+
+def _stages(
+    operations: list[Operation], captured: CapturedModel, kept: set[str], tuner: Tuner, threads: int
+) -> list[Stage]:
+    groups: list[tuple[str, list[Operation]]] = []
+    for operation in operations:
+        kind = _kind(operation, operations, captured)
+        before, members = groups[-1] if groups else ("", [])
+        if before == kind and kind != "encoder" and (kind != "rows" or _follows(members, operation, operations, kept)):
+            members.append(operation)
+        elif (before, kind) == ("images", "rows") and _is_head(operation, members, operations, kept):
+            groups[-1] = ("images with head", [*members, operation])
+        else:
+            groups.append((kind, [operation]))
+    return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
+
+
+def _kind(operation: Operation, operations: list[Operation], captured: CapturedModel) -> str:
+    if isinstance(operation, Encoder):
+        return "encoder"
+    if isinstance(operation, Linear):
+        return "rows"
+    if isinstance(operation, MaxPool) and not _is_positive(operation.x, operations):
+        return "torch"  # the engine's halo holds zeros, which would be larger
+    if any(isinstance(o, GlobalMean) and o.out in operation.reads for o in operations):
+        return "torch"  # a mean has no layout of lanes
+    if not captured.is_of_images(operation.out, *operation.reads):
+        return "torch"  # the batch has become a height, a width or channels, for which a program would be made anew
+    return "images" if operation.over_images else "torch"
+
+
+def _is_positive(name: str, operations: list[Operation]) -> bool:
+    return any(o.out == name and getattr(o, "activation", "") == "relu" for o in operations)
+
+
+def _follows(chain: list[Operation], operation: Operation, operations: list[Operation], outputs: set[str]) -> bool:
+    """Whether a linear layer is the only reader of what the chain computes."""
+    before = chain[-1].out
+    readers = [o for o in operations if before in o.reads]
+    return operation.reads == [before] and len(readers) == 1 and before not in outputs
+
+
+def _is_head(operation: Operation, images: list[Operation], operations: list[Operation], outputs: set[str]) -> bool:
+    """Whether a linear layer over the means of images, and small, ends a model: done with them, it costs no call."""
+    assert isinstance(operation, Linear)
+    means = images[-1]
+    return (
+        isinstance(means, GlobalMean)
+        and not means.keep_dimensions
+        and operation.residual is None
+        and operation.taps.density * operation.taps.weight.numel() <= _SMALL_HEAD
+        and _follows(images, operation, operations, outputs)
+        and not any(operation.out in o.reads for o in operations)
+    )
+
+
+def _chain(members: list[Operation], operations: list[Operation], outputs: set[str]) -> Chain:
+    made = [operation.out for operation in members]
+    inputs = dict.fromkeys(name for o in members for name in o.reads if name not in made)
+    elsewhere = {name for o in operations if o.out not in made for name in o.reads} | outputs
+    return Chain(members, list(inputs), [name for name in made if name in elsewhere])
+
+
+def _stage(
+    kind: str,
+    members: list[Operation],
+    operations: list[Operation],
+    kept: set[str],
+    captured: CapturedModel,
+    tuner: Tuner,
+    threads: int,
+) -> Stage:
+    if isinstance(members[0], Encoder):
+        encoder = members[0]
+        apart = _stages(encoder.apart, captured, set(encoder.outputs), tuner, threads)
+        return EncoderStage(encoder, apart, captured, tuner)
+    chain = _chain(members, operations, kept)
+    if kind == "rows":
+        return RowStage(chain, tuner)
+    if kind in ("images", "images with head"):
+        stage = ImageStage(chain, captured, tuner)
+        try:
+            stage.program(1, threads)
+        except NoTilingError:
+            return TorchBetween(chain)
+        return stage
+    return TorchBetween(chain)

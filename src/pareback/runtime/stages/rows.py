@@ -1,0 +1,108 @@
+"""Linear layers one after another, over any number of rows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import Tensor
+
+from ..graph.ops import Linear
+from ..lower.layout import LANES
+from ..lower.linear import linear_steps
+from ..lower.memory import ArenaPlanner
+from ..lower.tuning import Tuner
+from . import base
+from .base import Chain, Stage, StageProgram, addresses, empty
+from .pytorch import TorchStage
+
+#: As many lane vectors of rows as there are registers for their sums.
+_MOST_ROWS = 14 * LANES
+
+#: What PyTorch has to gain where the engine has several threads: its own look out for more work for some milliseconds
+#: afterwards, and in the meantime keep the engine's from working. In seconds.
+_BUSY_AFTER = 5e-4
+
+
+class RowProgram(StageProgram):
+    """A chain of linear layers for a certain number of rows, tuned for a number of threads."""
+
+    def __init__(self, chain: Chain, rows: int, tuner: Tuner, threads: int) -> None:
+        self.rows = rows
+        layers = [operation for operation in chain.operations if isinstance(operation, Linear)]
+        planner = ArenaPlanner()
+        steps = linear_steps(layers, rows, -2, -3, planner, tuner, threads)
+        super().__init__(steps, planner.most)
+
+    def run(self, x: Tensor, y: Tensor, threads: int) -> None:
+        """Multiply ``x`` of shape [rows, inputs] into ``y``."""
+        self.run_at([x.data_ptr(), y.data_ptr()], threads)
+
+    def run_each(self, x: Tensor, y: Tensor, threads: int) -> None:
+        """Multiply a multiple of ``self.rows``, so many at a time and each time whole on one of the threads."""
+        self.run_each_at([addresses([x, y], first) for first in range(0, len(x), self.rows)], threads)
+
+
+class RowStage(Stage):
+    """Linear layers one after another, for any number of rows; by PyTorch where that is faster, as for dense ones."""
+
+    kind = "rows"
+
+    def __init__(self, chain: Chain, tuner: Tuner) -> None:
+        super().__init__(chain)
+        self._tuner = tuner
+        self._torch = TorchStage(chain)
+        self.prefers_dense: dict[int, bool] = {}  #: by number of rows; whether PyTorch was faster
+        self._programs: dict[tuple[int, int], RowProgram] = {}
+        self._lock = threading.Lock()
+
+    def program(self, rows: int, threads: int) -> RowProgram:
+        """Return the chain for so many rows, tuned for so many threads, made when it is first asked for."""
+        with self._lock:
+            if (rows, threads) not in self._programs:
+                self._programs[rows, threads] = RowProgram(self.chain, rows, self._tuner, threads)
+                self._tuner.save()
+            return self._programs[rows, threads]
+
+    def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        x = values[self.chain.inputs[0]]
+        rows = x.numel() // x.shape[-1]
+        if rows not in self.prefers_dense:
+            margin = 0.0 if threads == 1 else _BUSY_AFTER
+            self.prefers_dense[rows] = (
+                base.faster([self._run_sparsely, self._torch.run], values, batch, threads, margin) == 1
+            )
+        (self._torch.run if self.prefers_dense[rows] else self._run_sparsely)(values, batch, threads)
+
+    def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        x = values[self.chain.inputs[0]]
+        matrix = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1])).contiguous()
+        last = self.chain.operations[-1]
+        assert isinstance(last, Linear)
+        rows, outputs = matrix.shape[0], last.taps.weight.shape[0]
+        y = empty((rows, outputs))
+        portion = _portion(rows)
+        if rows <= portion:
+            self.program(rows, threads).run(matrix, y, threads)
+        else:
+            self._run_portions(matrix, y, portion, threads)
+        values[self.chain.outputs[0]] = y if x.ndim == 2 else y.view(*x.shape[:-1], outputs)
+
+    def _run_portions(self, matrix: Tensor, y: Tensor, portion: int, threads: int) -> None:
+        together = portion * threads
+        whole = len(matrix) // together * together
+        if whole:
+            self.program(portion, 1).run_each(matrix[:whole], y[:whole], threads)
+        for first in range(whole, len(matrix), portion):  # those that would leave a thread idle are divided instead
+            rest, to = matrix[first : first + portion], y[first : first + portion]
+            self.program(len(rest), threads).run(rest, to, threads)
+
+
+def _portion(rows: int) -> int:
+    """Return how many rows to run at a time: they stay in the cache from layer to layer, and their sums in registers.
+
+    >>> _portion(64), _portion(197), _portion(3152)
+    (64, 208, 224)
+    """
+    portions = max(1, -(-rows // _MOST_ROWS))
+    return -(-rows // (portions * LANES)) * LANES
