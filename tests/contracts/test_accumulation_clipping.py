@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import PRUNED, batches, network
+from networks import PRUNED, batches, network
 
 import pareback as pb
 

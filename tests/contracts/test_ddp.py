@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from networks import batches, in_two_processes, network, of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from toys import batches, in_two_processes, network, of
 
 import pareback as pb
 

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 from torch import nn
-from toys import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 
 import pareback as pb
 

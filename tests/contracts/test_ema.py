@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
-from toys import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 
 import pareback as pb
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from networks import batches, in_two_processes, of
 from torch import nn
-from toys import batches, in_two_processes, of
 
 import pareback as pb
 

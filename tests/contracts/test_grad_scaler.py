@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import assert_same, batches, copied, network, nonzeros
+from networks import assert_same, batches, copied, network, nonzeros
 
 import pareback as pb
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from networks import PRUNED, assert_same, backward, batches, copied, network
 from torch import nn
-from toys import PRUNED, assert_same, backward, batches, copied, network
 
 import pareback as pb
 from pareback.kernels import only

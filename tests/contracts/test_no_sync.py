@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from networks import backward, batches, network, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from toys import backward, batches, network, train
 
 import pareback as pb
 from pareback.thresholds.controller import Controller

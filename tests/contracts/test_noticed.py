@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from toys import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 
 import pareback as pb
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from toys import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 
 import pareback as pb
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import assert_same, backward, batches, copied, network, train
+from networks import assert_same, backward, batches, copied, network, train
 
 import pareback as pb
 

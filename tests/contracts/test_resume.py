@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from toys import assert_same, batches, copied, network, train
+from networks import assert_same, batches, copied, network, train
 
 import pareback as pb
 

@@ -17,7 +17,7 @@ CHOSEN = {
     HERE / "test_strips.py": "test_bottlenecks",
     HERE / "test_transformers.py": "test_written_by_hand or test_any_attention or test_pytorchs_encoder or test_norms "
     "or test_large_scores",
-    HERE.parent / "test_kernels.py": "native and (bits or step)",
+    HERE.parent / "kernels" / "test_kernels.py": "native and (bits or step)",
 }
 
 

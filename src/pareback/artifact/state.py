@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..costs.selection import plain_name
 from ..errors import InvalidType, InvalidValue
 from .container import MOST_DIMENSIONS, check_name
 from .elements import FORMS, name_of, overlaps_itself, span
-
-#: Parts of a name that only say how a module is wrapped.
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 #: Storages that are cut out of others begin at a multiple of this, so that any type of view can be laid over them.
 _ALIGNMENT = 16
@@ -65,15 +63,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
-
-
-def plain_name(name: str) -> str:
-    """Return a tensor's name as it is where no part of the model is wrapped.
-
-    >>> plain_name("head._orig_mod.weight")
-    'head.weight'
-    """
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _checked(name: object, value: Any) -> Tensor:

@@ -135,8 +135,17 @@ def _bytes(model: nn.Module, selected: Sequence[Selected], flops: FlopCount | No
     stored = [*model.parameters(), *_saved_buffers(model)]
     dense = Fraction(sum(t.numel() * t.element_size() for t in stored))
     rest = Fraction(sum(t.numel() * t.element_size() for t in stored if id(t) not in pruned))
-    bitmask = Fraction(sum(s.parameter.numel() for s in selected), 8)
+    bitmask = mask_bytes(sum(s.parameter.numel() for s in selected))
     return _Costs(tuple(Fraction(s.parameter.element_size()) for s in selected), rest + bitmask, dense)
+
+
+def mask_bytes(weights: int) -> Fraction:
+    """Return what saying which of so many weights stay is reckoned to take: one bit each.
+
+    >>> mask_bytes(20)
+    Fraction(5, 2)
+    """
+    return Fraction(weights, 8)
 
 
 def _saved_buffers(model: nn.Module) -> list[Any]:

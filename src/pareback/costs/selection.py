@@ -38,12 +38,21 @@ def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in _all_names(model) if seen.setdefault(id(p), name) == name}
 
 
+def plain_name(name: str) -> str:
+    """Return a tensor's name as it is where no part of the model is wrapped.
+
+    >>> plain_name("head._orig_mod.weight")
+    'head.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def _all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     wrapped = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     outer = isinstance(getattr(model, "_orig_mod", model), wrapped)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        parts = [part for part in name.split(".") if part not in _WRAPPERS]
-        yield ".".join(parts[1:] if outer else parts), parameter
+        plain = plain_name(name)
+        yield plain.partition(".")[2] if outer else plain, parameter
 
 
 def select(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..costs.limits import mask_bytes
 from ..goals.budget import EXACT_RAMP
 from ..runs.exactness import LIMITS, limits
 from ..runs.exactness import allowed as allowed_at
@@ -61,7 +62,7 @@ def target(recipe: Mapping[str, Any], result: Mapping[str, Any]) -> float | None
         allowed = allowed_at("params", recipe["goal.params"], result["parameters"])
         found.append(float((result["parameters"] - allowed) / pruned))
     if recipe["goal.bytes"] is not None and result.get("dense_bytes") and pruned > result["pruned_nonzeros"]:
-        marks = math.ceil(pruned / 8)
+        marks = math.ceil(mask_bytes(pruned))
         item = (result["dense_bytes"] + marks - result["bytes"]) / (pruned - result["pruned_nonzeros"])
         allowed = allowed_at("bytes", recipe["goal.bytes"], result["dense_bytes"])
         found.append(float(result["dense_bytes"] + marks - allowed) / item / pruned)

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...artifact.weights import write_plain
 from ...costs.flops import count_flops
+from ...costs.limits import mask_bytes
 from ...pruning.pruner import Pruner
 from ...report import Report, report_on
 
@@ -67,7 +68,7 @@ def _landed(pruner: Pruner) -> Report:
 def _saved(report: Report) -> int:
     pruned = [row for row in report.rows if row.pruned]
     zeros = sum((row.params - row.nonzeros) * (row.bytes // row.params) for row in pruned)
-    return zeros - math.ceil(sum(row.params for row in pruned) / 8)
+    return zeros - math.ceil(mask_bytes(sum(row.params for row in pruned)))
 
 
 def _tensors(report: Report, pruner: Pruner | None) -> list[dict[str, Any]]:

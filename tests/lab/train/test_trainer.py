@@ -363,10 +363,10 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path: Path, monke
     """What goes wrong in the background is raised in front."""
     write = files.write
 
-    def full(path: Path, fill: Any) -> None:
+    def full(path: Path, fill: Any, **options: Any) -> None:
         if path.name == "checkpoint.pt":
             raise OSError("No space left on device")
-        write(path, fill)
+        write(path, fill, **options)
 
     monkeypatch.setattr(files, "write", full)
     with pytest.raises(RuntimeError, match="checkpoint.pt' could not be written: No space left on device."):

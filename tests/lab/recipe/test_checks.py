@@ -12,7 +12,7 @@ from pareback.lab.recipe.checks import check_effects
 from pareback.lab.recipe.reading import entries, override, read
 from pareback.lab.recipe.schema import Recipe
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").rglob("*.yaml"))
 BUDGET = {"goal.kind": "budget", "goal.sparsity": 0.9}
 
 

@@ -16,7 +16,7 @@ from pareback.lab.recipe.schema import GoalRecipe
 from pareback.reproduce.paper import EPOCHS, EXPERIMENTS, FIGURE7, PRECISION, TRIALS, WIDTH, PaperRow
 from pareback.reproduce.runner import RowPlan, recipe_of_row
 
-ROOT = Path(__file__).parents[2] / "recipes"
+ROOT = Path(__file__).parents[3] / "recipes"
 FILES = sorted((ROOT / "paper").glob("*.yaml"))
 ROWS = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
 NAMES = sorted({row.of or row.name for row in ROWS} - {"curve"})  # which is shorter
