@@ -29,33 +29,38 @@ class Field:
     default: Any
     about: str
 
-    @property
+    @functools.cached_property
     def choices(self) -> tuple[str, ...]:
         """The words that may be written, where only some may."""
         return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else _choices(self.type)
 
-    @property
+    @functools.cached_property
     def kinds(self) -> tuple[Any, ...]:
         """The types that a value may have."""
         return tuple(member for member in _members(self.type) if member is not type(None))
 
-    @property
+    @functools.cached_property
     def optional(self) -> bool:
         """Whether nothing may be written."""
         return type(None) in _members(self.type)
 
 
-def entries(kind: type = Recipe, prefix: str = "") -> Iterator[Field]:
-    """Yield every field of a recipe under its dotted name.
+@functools.cache  # reading what stands under the fields takes milliseconds, and one command asks ten times
+def entries() -> tuple[Field, ...]:
+    """Return every field of a recipe under its dotted name.
 
     >>> [field.key for field in entries()][:3]
     ['name', 'seed', 'data.kind']
     """
+    return tuple(_fields_of(Recipe))
+
+
+def _fields_of(kind: type, prefix: str = "") -> Iterator[Field]:
     hints, said, blank = typing.get_type_hints(kind), _sayings(kind), kind()
     for field in fields(kind):
         key, hint = prefix + field.name, hints[field.name]
         if is_dataclass(hint):
-            yield from entries(typing.cast(type, hint), key + ".")
+            yield from _fields_of(typing.cast(type, hint), key + ".")
         else:
             yield Field(key, hint, getattr(blank, field.name), said.get(field.name, ""))
 
