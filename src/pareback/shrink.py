@@ -127,7 +127,7 @@ def threshold_pull(pruned: Tensor, latent: Tensor, grad: Tensor) -> Tensor:
     """Return ``Σ (w̃ − w)·∂L/∂w̃`` over pruned weights: divided by ``r`` it is the task's gradient of ``r``.
 
     This is the paper's appendix, where kept weights have ``w̃ = w``. Gentler shrinks move kept weights too; counting
-    them cost accuracy (results/README.md), so they are left out.
+    them cost accuracy (results/accuracy.md), so they are left out.
     """
     dtype = compute_dtype(latent.dtype)
     moved = torch.where(pruned == 0, -latent, torch.zeros((), dtype=latent.dtype, device=latent.device))
