@@ -2,7 +2,7 @@
 
     python benchmarks/walks.py [--out FILE]
 
-A weight: one training step, ``finish()``, ``pb.save``, ``pb.load``, ``pb.compile`` and one call of the engine. A command:
+A weight: one step, ``finish()``, ``pb.save``, ``pb.load``, ``pb.compile`` and one call of the engine. A command:
 ``pareback train`` on scikit-learn's digits for one epoch, then ``pareback page`` on its folder. Only calls of functions
 after importing count. docs/architecture.md has what came out.
 """

@@ -6,19 +6,23 @@
 100
 """
 
+import sys as _sys
+
 from . import _early_interrupt as _early_interrupt  # before everything that takes time
 from ._version import __version__
-from .artifact import BadFile, load, save
-from .costs.flops import FlopCount, count_flops
-from .errors import UserError
-from .freeze import Frozen, freeze
-from .goals import Budget, Fixed, Goal, Unconstrained
-from .oneshot import prune_
-from .plan import Plan, plan
-from .pruning.parametrized import ParametrizedPruner
-from .pruning.pruner import Pruner
-from .report import Report, inspect
-from .runtime import Engine, compile
+
+if not _early_interrupt.is_for_help(_sys.orig_argv):
+    from .artifact import BadFile, load, save
+    from .costs.flops import FlopCount, count_flops
+    from .errors import UserError
+    from .freeze import Frozen, freeze
+    from .goals import Budget, Fixed, Goal, Unconstrained
+    from .oneshot import prune_
+    from .plan import Plan, plan
+    from .pruning.parametrized import ParametrizedPruner
+    from .pruning.pruner import Pruner
+    from .report import Report, inspect
+    from .runtime import Engine, compile
 
 __all__ = [
     "BadFile",

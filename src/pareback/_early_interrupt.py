@@ -1,4 +1,4 @@
-"""Ctrl-C while the command is still importing torch: one word, as later on, instead of a traceback through the imports.
+"""The command before torch is imported: Ctrl-C is one word instead of a traceback, and --help does not wait for torch.
 
 The package imports this first, because whatever starts the command imports the package before anything else.
 """
@@ -30,6 +30,15 @@ def release() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_for_help(argv: Sequence[str]) -> bool:
+    """Whether the command was only asked to explain itself, for which torch need not be imported.
+
+    >>> is_for_help(["python", "/venv/bin/pareback", "train", "--help"]), is_for_help(["python", "-m", "pareback"])
+    (True, False)
+    """
+    return is_command(argv) and not {"--help", "-h", "--version"}.isdisjoint(argv)
 
 
 def is_command(argv: Sequence[str]) -> bool:

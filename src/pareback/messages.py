@@ -6,12 +6,16 @@ import difflib
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from pathlib import PurePath
 from typing import ParamSpec, TypeVar
 
 from .errors import InvalidType, InvalidValue, UserError
+
+#: How much of two words is the same where one is taken for a slip of the other: of "lerning" and "learning" 0.93.
+_ALIKE = 0.7
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,12 +82,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_word(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most like another one, or nothing if none is.
+    """Return the known word that is most like another one, or nothing if none is: a wrong hint is worse than none.
 
-    >>> nearest_word("sparsty", ["sparsity", "params"]), nearest_word("x", ["params"])
-    ('sparsity', '')
+    Like is what a slip of the fingers makes of it, and what begins or ends with it.
+
+    >>> nearest_word("sparsty", ["sparsity", "params"]), nearest_word("size", ["seed", "batch_size"])
+    ('sparsity', 'batch_size')
+    >>> nearest_word("loss", ["flops"]), nearest_word("freeze", ["force"])
+    ('', '')
     """
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), "")
+    known = list(known)
+    parts = [name for name in known if len(word) > 2 and word in (name[: len(word)], *re.split("[_.-]", name))]
+    return next(iter([*difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE), *parts]), "")
 
 
 def one_of(option: str, value: object, choices: Iterable[str]) -> None:

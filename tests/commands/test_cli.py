@@ -319,3 +319,14 @@ def test_inspect_refuses_what_holds_no_weights(tmp_path: Path, capsys: pytest.Ca
     assert "is not a whole safetensors file" in fails(capsys, 2, "inspect", str(broken))
     assert "holds no weights by name" in fails(capsys, 2, "inspect", str(odd))
     assert "is not a state dict" in fails(capsys, 2, "inspect", str(pickled))
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["--help"], ["train", "--help"], ["reproduce", "--help"]])
+def test_help_does_not_wait_for_torch(argv: list[str]) -> None:
+    """Which takes more than a second to import."""
+    command = [sys.executable, "-X", "importtime", "-m", "pareback", *argv]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith(("usage: pareback", "pareback 0."))
+    assert "cli" in done.stderr
+    assert not {"torch", "numpy", "yaml"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

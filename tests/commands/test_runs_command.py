@@ -107,6 +107,9 @@ def test_a_thousand_runs_are_listed_quickly(tmp_path: Path, capsys: pytest.Captu
     began = time.monotonic()
     lines = shown(capsys, str(many), "--where", "goal.kind=budget", "--sort", "accuracy", "--reverse")
     assert time.monotonic() - began < 10
+    assert shown(capsys, str(many), "--sort", "-accuracy") == shown(
+        capsys, str(many), "--sort", "accuracy", "--reverse"
+    )
     assert lines[2].split()[2] == "89.99"
     assert lines[-1] == "1,000 runs: 1,000 finished."
 

@@ -270,7 +270,7 @@ def test_rows_of_another_recipe_are_not_mixed(copy: Path, data: Path, capsys: py
         (["table2"], "--data.path is missing"),
         (["table2", "--data.path", "x.npz", "--only", "fixed-sb"], "Did you mean 'fixed-bs'?"),
         (["ste", "--data.path", "x.npz", "--only", "zzz"], "Write some of 'fixed-ga', 'fixed-ga-no-ste'."),
-        (["table2", "--data.path", "x.npz", "--seeds", "a"], "--seeds 'a' is not a list of whole numbers"),
+        (["table2", "--data.path", "x.npz", "--seeds", "a"], "--seeds 'a' cannot be read. Write --seeds 3, for 0,1,2"),
         (["table2", "--data.path", "x.npz", "--recipes", "nowhere"], "There is no folder 'nowhere'"),
     ],
 )

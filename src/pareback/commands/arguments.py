@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import InvalidValue
 from ..lab.recipe.reading import Field, entries, is_text, nearest, nearest_key, sections
@@ -26,6 +26,8 @@ class Command:
     usage: str = "[OPTIONS]"
     more: str = ""
 
+
+T = TypeVar("T")
 
 _PREFIX = "recipe:"
 
@@ -55,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of ``argv``; an unknown option is answered with the nearest known one."""
-        found, left = self.parse_known_args(argv)
+        found, left = self.parse_known_args(self._with_values(argv))
         options = [word for word in left if word.startswith("-")]
         if options:
             raise UsageError(f"There is no option {options[0].split('=')[0]!r}.{self._nearest(options[0])}")
@@ -63,6 +65,17 @@ class Parser(argparse.ArgumentParser):
         if left:
             raise UsageError(f"{left[0]!r} is one argument too many. See {self.prog} --help.")
         return found
+
+    def _with_values(self, argv: Sequence[str]) -> list[str]:
+        """Join an option to a value that begins with one dash, as in ``--sort -accuracy``: no option does."""
+        joined: list[str] = []
+        taking = {name for action in self._actions if action.nargs is None for name in action.option_strings}
+        for word in argv:
+            if joined and joined[-1] in taking and re.fullmatch("-[A-Za-z][A-Za-z0-9_.]+", word):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def _refuse_assignments(self, words: Sequence[str]) -> None:
         """Answer ``train.epochs=3``, as messages write a field, with the option, where fields are options."""
@@ -141,3 +154,25 @@ def _shown(value: object) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """Read how many seeds, or which.
+
+    >>> seeds("3"), seeds("0,5"), seeds("5,")
+    ((0, 1, 2), (0, 5), (5,))
+    """
+    found = listed_values("--seeds", text, int, "3, for 0,1,2, or 0,5")
+    if "," not in text:
+        found = tuple(range(found[0])) if found else ()
+    if not found or min(found) < 0:
+        raise UsageError(f"--seeds {text} is none. Write how many, such as 3, or which, such as 0,5.")
+    return found
+
+
+def listed_values(option: str, text: str, read: Callable[[str], T], example: str) -> tuple[T, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        return tuple(dict.fromkeys(map(read, words)))
+    except ValueError:
+        raise UsageError(f"{option} {text!r} cannot be read. Write {option} {example}.") from None

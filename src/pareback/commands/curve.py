@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidUse
-from .arguments import Command, Parser, UsageError, add_recipe_options, changes
+from .arguments import Command, Parser, UsageError, add_recipe_options, changes, listed_values, seeds
 
 if TYPE_CHECKING:
     from ..curves.cluster import Needs
@@ -107,39 +107,17 @@ def _base(options: Namespace) -> Recipe:
 def _grid(options: Namespace) -> Grid:
     from ..curves.grid import LAMBDAS, Allowance, Grid
 
-    goals = _list("--goals", options.goals, str, "exact,fixed-ga")
+    goals = listed_values("--goals", options.goals, str, "exact,fixed-ga")
     if options.lambdas is not None and "unconstrained" not in goals:
         raise UsageError("--lambdas are unconstrained's. Add it to --goals, or leave them out.")
     return Grid(
-        budgets=tuple(Allowance(value) for value in _list("--budgets", options.budgets, _amount, "0.3,0.05")),
+        budgets=tuple(Allowance(value) for value in listed_values("--budgets", options.budgets, _amount, "0.3,0.05")),
         goals=goals,
-        lambdas=LAMBDAS if options.lambdas is None else _list("--lambdas", options.lambdas, float, "0.1,10"),
+        lambdas=LAMBDAS if options.lambdas is None else listed_values("--lambdas", options.lambdas, float, "0.1,10"),
         dense_equivalents=options.dense_equivalents,
         seeds=seeds(options.seeds),
         measure=options.measure,
     )
-
-
-def seeds(text: str) -> tuple[int, ...]:
-    """Read how many seeds, or which.
-
-    >>> seeds("3"), seeds("0,5"), seeds("5,")
-    ((0, 1, 2), (0, 5), (5,))
-    """
-    found = _list("--seeds", text, int, "3, for 0,1,2, or 0,5")
-    if "," not in text:
-        found = tuple(range(found[0])) if found else ()
-    if not found or min(found) < 0:
-        raise UsageError(f"--seeds {text} is none. Write how many, such as 3, or which, such as 0,5.")
-    return found
-
-
-def _list(option: str, text: str, read: Callable[[str], T], example: str) -> tuple[T, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    try:
-        return tuple(dict.fromkeys(map(read, words)))
-    except ValueError:
-        raise UsageError(f"{option} {text!r} cannot be read. Write {option} {example}.") from None
 
 
 def _amount(text: str) -> float | int | str:

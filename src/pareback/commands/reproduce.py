@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from pathlib import Path
 
 from ..messages import did_you_mean
-from .arguments import Command, Parser, UsageError, output_path
+from .arguments import Command, Parser, UsageError, output_path, seeds
 
 
 def _options(parser: Parser) -> None:
@@ -26,7 +25,7 @@ def _options(parser: Parser) -> None:
     )
     add("--recipes", type=Path, metavar="DIR", help="the rows' recipes (recipes/paper, here or of the checkout)")
     add("--only", metavar="A,B", help="these rows alone, in this order")
-    add("--seeds", default="0", metavar="N,M", help="train every row with each of these seeds (%(default)s)")
+    add("--seeds", default="1", metavar="N", help="how many, from 0, or which: 3 is 0,1,2, and 1, is that one")
     add("--epochs", type=int, metavar="N", help="shorten to N epochs, with as many restarts")
     add("--width", type=int, metavar="N", help="shrink the network to this width")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (%(default)s)")
@@ -59,7 +58,7 @@ def _run(options: Namespace) -> None:
         data=options.data,
         recipes=options.recipes,
         only=tuple(options.only.split(",")) if options.only else (),
-        seeds=_whole_numbers("--seeds", options.seeds),
+        seeds=seeds(options.seeds),
         epochs=options.epochs,
         width=options.width,
         device=options.device,
@@ -73,18 +72,11 @@ def _run(options: Namespace) -> None:
         reproduce(experiment, plan)
 
 
-def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(re.fullmatch("[0-9]{1,18}", word.strip()) for word in words):
-        raise UsageError(f"{option} {text!r} is not a list of whole numbers. Write {option} 0,1.")
-    return tuple(dict.fromkeys(int(word) for word in words))
-
-
 COMMAND = Command(
     "Train the rows of one of the paper's tables or curves and set them beside its numbers.",
     _options,
     _run,
-    "EXPERIMENT --data.path FILE [--only A,B] [--seeds N,M] [--collect] ...",
+    "EXPERIMENT --data.path FILE [--only A,B] [--seeds N] [--collect] ...",
     "table2: the six rows of Table 2. ste: the ablation of the straight-through estimator. exact: exact budgets\n"
     "of 85 to 99 %. one-cycle: the same without restarts. taught: with the dense network as a teacher.\n"
     "trials: what costs accuracy at 98 %, in 40 epochs. curves: its trade-off curve, with dense equivalents and\n"

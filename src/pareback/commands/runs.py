@@ -23,7 +23,11 @@ def _options(parser: Parser) -> None:
     add("root", nargs="?", type=Path, default=Path("runs"), metavar="ROOT", help="the folder of runs (%(default)s)")
     add("--state", choices=_STATES, metavar="STATE", help="only those that are " + ", ".join(_STATES))
     add("--where", action="append", default=[], metavar="CONDITION", help="only these: goal.kind=budget, accuracy>95")
-    add("--sort", metavar="FIELD", help="in the order of accuracy, nonzeros, seconds, goal.sparsity or any other field")
+    add(
+        "--sort",
+        metavar="FIELD",
+        help="in the order of accuracy, nonzeros, goal.sparsity or any other field; -accuracy: the highest first",
+    )
     add("--reverse", action="store_true", help="the largest first")
     add("--json", action="store_true", help="print everything that is known as JSON")
 
@@ -33,8 +37,8 @@ def _run(options: Namespace) -> None:
     from ..runs.store import scan
 
     where = [condition(text) for text in options.where]
-    runs = chosen(scan(options.root), options.state, where, options.sort)
-    if options.reverse:
+    runs = chosen(scan(options.root), options.state, where, options.sort and options.sort.removeprefix("-"))
+    if options.reverse != bool(options.sort and options.sort.startswith("-")):
         runs.reverse()
     print(json.dumps([_content(run) for run in runs], indent=1) if options.json else _text(runs, options.root))
 
