@@ -245,9 +245,23 @@ def test_train_reads_a_recipe_and_overrides(tmp_path: Path, capsys: pytest.Captu
     assert err == ""
     resolved = reading.read(tmp_path / "run" / "recipe.yaml")
     assert (resolved.name, resolved.train.epochs, resolved.train.ema) == ("mine", 1, 0.5)
-    lines = out.splitlines()
-    assert re.match(r"epoch 1/1  loss [\d.]+  train [\d.]+ %  test [\d.]+ %  [\d,]+ images/s$", lines[0])
-    assert re.match(r"mine: [\d.]+ % accuracy, 50,610 of 50,610 parameters non-zero, [\d.]+ s. Everything is", lines[1])
+    *header, epoch, last = out.splitlines()
+    assert [line.split()[0] for line in header] == ["data", "model", "goal", "train"]
+    assert "digits: 1,347 images to train on, 450 to test with, 10 classes, 1×8×8" in header[0]
+    assert all(len(line) <= 80 for line in (*header, epoch))
+    assert re.match(r"epoch 1/1  loss [\d.]+  train [\d.]+ %  test [\d.]+ %$", epoch)
+    assert re.match(r"mine: [\d.]+ % accuracy, 50,610 of 50,610 parameters non-zero, [\d.]+ s. Everything is", last)
+
+
+def test_the_last_line_says_every_limit_asked_and_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 50,200 prunable weights a fifth, and of 50,610 parameters 30 %: 10,040 and 15,183.
+
+    410 biases are kept beside the weights.
+    """
+    goal = ["--goal.kind", "budget", "--goal.sparsity", "0.8", "--goal.params", "0.3"]
+    assert main(["train", "--quiet", "--train.epochs", "1", *goal, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "Weights: 10,040 allowed, 10,040 kept; Parameters: 15,183 allowed, 10,450 kept." in said
 
 
 def test_the_default_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

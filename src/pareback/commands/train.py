@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import textwrap
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,7 +59,9 @@ def _run(options: Namespace) -> int:
         run_folder.recipe_of(out)  # there has to be a run
     result = train(recipe, out, resume=resume, force=options.force, quiet=options.quiet, began=began)
     if os.environ.get("RANK", "0") == "0":
-        print(_summary(result, out))
+        said = _summary(result, out)
+        # On a terminal in lines that fit; for a program that reads it, one.
+        print(textwrap.fill(said, 80, break_long_words=False, break_on_hyphens=False) if sys.stdout.isatty() else said)
     return 0
 
 
@@ -70,12 +75,22 @@ def _name(given: Mapping[str, Any], usual: str) -> str:
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
+    from ..runs.exactness import limits
+
     kept = f"{result['nonzeros']:,} of {result['parameters']:,} parameters non-zero"
     pruned = f", pruned tensors {100 * result['sparsity']:.3f} % sparse" if result["pruned_weights"] else ""
     seconds = f"{result['seconds']['total']:.1f} s"
     came = f"{result['name']}: {result['accuracy']:.2f} % accuracy, {kept}{pruned}, {seconds}."
-    return f"{came} Everything is in {place(out)}."
+    asked = [
+        f"{_UNITS[one.name]}: {math.floor(one.allowed):,} allowed, {int(one.got):,} kept"
+        for one in limits(result["recipe"]["goal"], result)
+    ]
+    met = f" {'; '.join(asked)}." if asked else ""
+    return f"{came}{met} Everything is in {place(out)}."
 
+
+#: What each limit counts.
+_UNITS = {"sparsity": "Weights", "params": "Parameters", "flops": "FLOPs", "bytes": "Bytes"}
 
 COMMAND = Command(
     "Train a recipe, or the digits without one, into a run folder.",

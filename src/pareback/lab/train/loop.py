@@ -24,7 +24,7 @@ from . import interrupts, outcome, settings
 from .distributed import Team
 from .evaluate import evaluate
 from .optimizers import rate
-from .progress import Board, Clock, Display, Silent, UnheardError, progress
+from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
 from .state import Parts
 from .tally import Sums, Tally
 
@@ -116,6 +116,7 @@ class Training:
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
         try:
+            self._progress.say(self._header())
             with self._interrupts.listening():
                 while self._epoch < self._recipe.train.epochs:
                     self._train_epoch()
@@ -133,6 +134,11 @@ class Training:
             files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
+
+    def _header(self) -> str:
+        pruner, model = self._parts.pruner, self._parts.model
+        pruned = [] if pruner is None else [p.numel() for p in pruner.parameters]
+        return header(self._recipe, self._source, sum(p.numel() for p in model.parameters()), pruned, self._per_epoch)
 
     def _train_epoch(self) -> None:
         began, first = time.monotonic(), self._within

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..data.sources import Source
 from ..optional import optional
+from ..recipe import Recipe
 from .tally import Sums
 
 _MINUTE = 60.0
@@ -123,16 +126,38 @@ class Live(PlainLines):
 
 
 def line(row: dict[str, Any], epochs: int, left: float) -> str:
-    """Return an epoch's metrics in one line.
+    """Return an epoch's metrics in one line of at most 80 columns, with the time that is left at its end.
 
     >>> row = {"epoch": 3, "loss": 0.25, "accuracy": 91.5, "test_accuracy": 90.0, "sparsity": 0.95}
-    >>> line({**row, "images_per_second": 12000.0}, 30, 65.0)
-    'epoch  3/30  loss 0.2500  train 91.50 %  test 90.00 %  sparsity 95.00 %  12,000 images/s  0:01:05 left'
+    >>> line(row, 120, 3665.0)
+    'epoch   3/120  loss 0.2500  train 91.50 %  test 90.00 %  zeros 95.00 %  1:01:05'
     """
     place = f"epoch {row['epoch']:{len(str(epochs))}}/{epochs}"
-    parts = [place, f"loss {row['loss']:.4f}", f"train {row['accuracy']:.2f} %", _result(row)]
-    parts += [_speed(row["images_per_second"] or 0.0), _left(left) if row["epoch"] < epochs else ""]
+    parts = [
+        place,
+        f"loss {row['loss']:.4f}",
+        f"train {row['accuracy']:.2f} %",
+        _result(row).replace("sparsity", "zeros"),
+    ]
+    parts.append(str(timedelta(seconds=round(left))) if row["epoch"] < epochs else "")
     return "  ".join(part for part in parts if part)
+
+
+def header(recipe: Recipe, source: Source, parameters: int, pruned: Sequence[int], steps: int) -> str:
+    """Say what is about to be trained: data, network, goal, length. ``pruned`` are the sizes of the pruned tensors."""
+    images = f"{source.size:,} images to train on, {source.test_size:,} to test with"
+    size = "×".join(map(str, source.shape))
+    goal = {name: getattr(recipe.goal, name) for name in ("sparsity", "params", "flops", "bytes")}
+    asked = ", ".join(f"{name} {value}" for name, value in goal.items() if value is not None)
+    enforced = f", {recipe.goal.enforce}" if recipe.goal.kind == "budget" else ""
+    lines = [
+        f"data   {recipe.data.kind}: {images}, {len(source.classes)} classes, {size}",
+        f"model  {recipe.model.name}: {parameters:,} parameters",
+        f"goal   {recipe.goal.kind}{' (' if asked else ''}{asked}{enforced if asked else ''}{')' if asked else ''}"
+        + (f": {len(pruned)} tensors with {sum(pruned):,} weights are pruned" if pruned else ""),
+        f"train  {recipe.train.epochs} epochs of {steps} steps; a line ends with the time that is left",
+    ]
+    return "\n".join(textwrap.fill(line, 80, subsequent_indent=" " * 7) for line in lines)
 
 
 def _running(sums: Sums) -> list[str]:
