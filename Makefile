@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test coverage check sanitize bench clean
+.PHONY: demo test coverage check sanitize bench dist wheel clean
 
 demo: $(STAMP)
 	$(BIN)/pareback demo
@@ -25,6 +25,16 @@ check: $(STAMP)
 
 sanitize: $(STAMP)
 	PYTHON=$(BIN)/python .ci/sanitize
+
+# A source distribution, and one wheel for every Python and x86-64 processor, tagged manylinux where auditwheel can.
+dist: $(STAMP)
+	rm -rf dist build
+	$(BIN)/python -m build
+	if $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl; then rm dist/*-linux_*.whl; fi
+
+# That wheel in an empty environment, without a compiler: the README's example, the demo, the engine.
+wheel: dist
+	PYTHON=$(PYTHON) .ci/wheel
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py training

@@ -1,8 +1,13 @@
-"""Builds the CPU kernels; the rest is in pyproject.toml. Without a compiler the package installs all the same."""
+"""Builds the CPU kernels; the rest is in pyproject.toml. Without a compiler the package installs all the same.
+
+The libraries are called through ctypes and know nothing of Python: one wheel serves every version of it.
+"""
 
 import sys
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 # Hidden: gcc would make the two libraries share what only looks like each one's own, such as their threads.
 FLAGS = ["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++17", "-pthread", "-fvisibility=hidden"]
@@ -23,7 +28,22 @@ def library(name: str, source: str, headers: list[str], flags: list[str]) -> Ext
     )
 
 
+class PlainLibraries(build_ext):
+    """Libraries without a version of Python in their names."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", "/") + (".pyd" if sys.platform == "win32" else ".so")
+
+
+class AnyPython(bdist_wheel):
+    """A wheel for this platform and any Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
+    cmdclass={"build_ext": PlainLibraries, "bdist_wheel": AnyPython},
     ext_modules=[
         library(
             "kernels._native",
@@ -34,9 +54,8 @@ setup(
         library(
             "runtime.native._engine",
             "src/pareback/runtime/native/engine.cpp",
-            [f"src/pareback/runtime/native/{name}.h" for name in ("lanes", "linear", "attention", "team")]
-            + list(SHARED),
+            [f"src/pareback/runtime/native/{name}.h" for name in ("lanes", "linear", "attention", "team")] + SHARED,
             FASTEST,
         ),
-    ]
+    ],
 )
