@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test coverage check sanitize bench dist wheel clean
+.PHONY: demo test coverage check sanitize bench dist docs wheel clean
 
 demo: $(STAMP)
 	$(BIN)/pareback demo
@@ -25,6 +25,11 @@ check: $(STAMP)
 
 sanitize: $(STAMP)
 	PYTHON=$(BIN)/python .ci/sanitize
+
+# The documentation as a site in build/site; a link that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
+	@echo "Open build/site/docs/contents.html"
 
 # A source distribution, and one wheel for every Python and x86-64 processor, tagged manylinux where auditwheel can.
 dist: $(STAMP)
