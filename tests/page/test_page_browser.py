@@ -166,7 +166,7 @@ def test_a_network_at_chance_does_not_flatten_the_others(browser: Browser, made:
     highest = f"Math.max(...{labels}.filter(n => n <= 100))"
     named = "[...document.querySelectorAll('#tradeoff .role-title text')].map(e => e.textContent).join('')"
     assert browser.ask(highest) <= 21
-    assert browser.ask(named) == "above: fixed-GA, 98 % zeros (99.0 %)"
+    assert browser.ask(named) == "above: fixed-GA, 98 % zeros (99.0 %)grey band: the Pareto front"
     browser.click("input[name=scale][value=log]")
     browser.until(f"{named} === ''")
     assert browser.ask(highest) > 21

@@ -61,6 +61,17 @@ def test_the_front_holds_what_nothing_beats(tmp_path: Path) -> None:
     assert front == {("dense, thinned", "dense"), ("exact budget", "90 % zeros"), ("exact budget", "95 % zeros")}
 
 
+def test_a_weight_less_does_not_make_up_for_points_of_error(tmp_path: Path) -> None:
+    """299 non-zeros and four points more error are not on the front beside 300; 150 and four more are."""
+    runs = [
+        content("exact", accuracy=90.0, nonzeros=300, goal__kind="budget", goal__sparsity=0.9),
+        content("level", accuracy=86.0, nonzeros=299, goal__kind="fixed", goal__sparsity=0.9),
+        content("small", accuracy=86.0, nonzeros=150, goal__kind="budget", goal__sparsity=0.95),
+    ]
+    points = only(report(tmp_path, *runs)).points
+    assert {point.runs[0].name for point in points if "nonzeros" in point.fronts} == {"exact", "small"}
+
+
 def test_points_that_are_alike_share_the_front(tmp_path: Path) -> None:
     twins = [content(f"twin-{at}", goal__kind="fixed", goal__sparsity=0.9 + at / 1000) for at in range(2)]
     assert all("nonzeros" in point.fronts for point in only(report(tmp_path, *twins)).points)

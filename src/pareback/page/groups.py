@@ -81,6 +81,10 @@ def tasks(runs: Iterable[Run]) -> list[TaskRuns]:
     return sorted((_task(name, members) for name, members in found.items()), key=lambda t: (-len(t.runs), t.name))
 
 
+#: Counts that differ by less than this share are the same to a reader.
+LEVEL = 0.01
+
+
 def _task(name: str, runs: Sequence[Run]) -> TaskRuns:
     names = _names({run.line for run in runs}, {run.line for run in runs if run.is_unpruned and not run.is_dense})
     groups: dict[tuple[str, str], list[Run]] = {}
@@ -119,14 +123,18 @@ def _order(point: ChartPoint) -> tuple[Any, ...]:
 
 
 def _front(points: Sequence[ChartPoint], quantity: str) -> set[int]:
-    """Return the places of the points that no other one beats in one of error and count without losing in the other."""
+    """Return the places of the points that no other one beats in one of error and count without losing in the other.
+
+    Counts within :data:`LEVEL` of each other are level: a weight less does not make up for points of error.
+    """
     known = [(p.counts[quantity], p.error.mean, at) for at, p in enumerate(points)]
-    ordered = sorted((count.mean, error, at) for count, error, at in known if count is not None)
-    found: list[tuple[float, float, int]] = []
-    for entry in ordered:
-        if not found or entry[1] < found[-1][1] or entry[:2] == found[-1][:2]:
-            found.append(entry)
-    return {at for _, _, at in found}
+    counted = [(count.mean, error, at) for count, error, at in known if count is not None]
+    return {at for *own, at in counted if not any(_beats(other, own) for *other, _ in counted)}
+
+
+def _beats(other: Sequence[float], own: Sequence[float]) -> bool:
+    (count, error), (mine, my_error) = other, own
+    return (error < my_error and count <= mine * (1 + LEVEL)) or (error <= my_error and count < mine)
 
 
 def _names(lines: set[str], thinned: set[str]) -> dict[str, str]:

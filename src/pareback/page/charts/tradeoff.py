@@ -23,8 +23,10 @@ def tradeoff() -> Chart:
 
 
 def _beyond() -> Chart:
-    """Name what lies above a linear axis that ends below it."""
-    return {"text": slot("beyond"), "anchor": "end", "fontSize": 11, "fontWeight": "normal", "color": slot("muted")}
+    """Name what lies above a linear axis that ends below it, and what the band is."""
+    look = {"anchor": "end", "fontSize": 11, "fontWeight": "normal", "color": slot("muted")}
+    band = {"subtitle": "grey band: the Pareto front", "subtitleFontSize": 11, "subtitleColor": slot("muted")}
+    return {"text": slot("beyond"), **look, **band}
 
 
 def _x(field: Any = None) -> Chart:
