@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import limit
 from torch import Tensor
 
 from pareback.costs.limits import Limit, Range
@@ -55,10 +55,6 @@ def meet(
         peak,
     )
     return [land_one(i, t, landing, exponent, shards) for i, t in enumerate(tensors)]
-
-
-def limit(per_weight: Sequence[float], allowed: float, sizes: Sequence[int], fixed: float = 0) -> Limit:
-    return Limit("params", tuple(map(Fraction, per_weight)), Fraction(fixed), Fraction(allowed), tuple(sizes))
 
 
 def counting(tensors: Sequence[Tensor], allowed: int) -> Limit:
