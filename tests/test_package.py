@@ -223,6 +223,30 @@ def test_importing_is_quiet_and_light() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+# ---------------------------------------------------------------- layout
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A name in a traceback, a pickle or a search leads to one place. Classes within others count too."""
+    where: dict[str, list[str]] = {}
+    for name, path in files().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}
+
+
+def test_no_folder_is_a_heap() -> None:
+    """More than twelve modules in a folder are two ideas: give them rooms. ``__init__`` and ``__main__`` are doors."""
+    sizes: dict[str, int] = {}
+    for path in SOURCE.rglob("*.py"):
+        if not path.name.startswith("__"):
+            room = path.parent.relative_to(SOURCE).as_posix()
+            sizes[room] = sizes.get(room, 0) + 1
+    assert sizes
+    assert {room: size for room, size in sizes.items() if size > 12} == {}
+
+
 # ---------------------------------------------------------------- what is shipped
 
 
