@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.resources
 import importlib.util
@@ -46,6 +47,7 @@ LAYERS = [
 CORE = set().union(*LAYERS[:7])
 
 
+@functools.cache
 def files() -> dict[str, Path]:
     """Every module under its dotted name within the package."""
     found = {}
@@ -211,6 +213,7 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
     assert names & set(sys.stdlib_module_names) == set()
 
 
+@pytest.mark.slow
 def test_importing_is_quiet_and_light() -> None:
     """``import pareback`` prints nothing, warns of nothing and pulls in no optional package, nor torch's compiler."""
     code = (

@@ -156,6 +156,7 @@ def test_saving_changes_nothing(path: Path) -> None:
     assert same_state(model.state_dict(), before)
 
 
+@pytest.mark.slow
 def test_neither_numpy_nor_safetensors_is_needed(path: Path) -> None:
     """Saving and loading work where torch alone is installed."""
     code = (

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import pareback as pb
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 WIDTHS = (30, 50, 30, 40)
 DATA = wide_batches(STEPS, 32, 30)
@@ -54,7 +56,6 @@ def trained(kind: Kind = sgd, mount: Any = pb.Pruner) -> tuple[nn.Sequential, An
     return model, pruner, train_by(optimizer.step, model)
 
 
-@pytest.mark.slow
 def test_a_compiled_model_trains_to_the_same_sparsity_and_loss() -> None:
     """One graph, compiled once, trains with the pruner as the eager model does, within rounding."""
     eager, expected, losses = trained()
@@ -120,7 +121,6 @@ def test_a_compiled_step_prunes_like_the_plain_one(kind: Kind, mount: Any) -> No
     assert not exact or all(torch.equal(a, b) for a, b in zip(model.parameters(), eager.parameters(), strict=True))
 
 
-@pytest.mark.slow
 def test_a_step_compiled_by_inductor_prunes() -> None:
     """Generated code for the optimizer leaves the model on its budget after every step."""
     model, (_, expected, losses) = mlp(*WIDTHS), trained()

@@ -137,6 +137,7 @@ def test_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looked) == 3
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 def test_gradients_may_be_gone_after_the_step(mount: Any) -> None:
     """An optimizer that lets go of gradients as it steps: nobody may look where they were.

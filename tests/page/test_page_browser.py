@@ -17,9 +17,10 @@ from pareback.page.references import Reference
 pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'pareback[dev]'")
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"),
+]
 
 CHARTS = ("tradeoff", "convergence", "sparsity", "layers", "histograms")
 _FLAGS = (

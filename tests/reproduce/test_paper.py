@@ -21,7 +21,7 @@ from pareback.runs.record import Record, read_record, write_record
 SHORT = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

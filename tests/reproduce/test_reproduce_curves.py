@@ -22,7 +22,7 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 SHORT = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def curves(data: Path, home: Path, *more: str) -> int:

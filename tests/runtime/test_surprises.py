@@ -116,6 +116,7 @@ def _weights_cut(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [_masked, _without_itself, _weights_cut])
 def test_scores_that_are_changed_through_a_view(compute: Any) -> None:
     check(attention(compute), (24, 32))

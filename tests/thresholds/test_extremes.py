@@ -476,6 +476,7 @@ def penalised(goal: pb.Goal, seed: int = 0) -> list[float]:
     return [1 - n / 4096 for n in pruner.counts()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enforce", ["squared", "hinge"])
 @pytest.mark.parametrize(
     ("sparsity", "extremes"), [(0.7, (0.3, 0.85)), (0.8, (0.2, 0.9)), (0.85, (0.4, 0.9)), (0.9, (0.6, 0.95))]

@@ -638,6 +638,7 @@ decaying_sgd = partial(sgd, lr=0.1, weight_decay=5e-4)
 slow_adamw = partial(adamw, lr=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "normal", "ramp", "sparsity", "steps"),
     [
@@ -678,6 +679,7 @@ def test_sparsity_stays_on_target_after_the_ramp(
     assert pruner.finish().pruned_nonzeros == math.floor(total * (1 - Fraction(str(sparsity))))
 
 
+@pytest.mark.slow
 def test_two_limits_hold_during_training() -> None:
     """Parameters and FLOPs at once on a convolutional net: after the ramp neither is exceeded by 0.05 points."""
     torch.manual_seed(0)
@@ -732,6 +734,7 @@ def floors(model: Bare) -> list[int]:
     return [max(1, math.ceil(p.numel() / 1000)) for p in model.tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [decaying_sgd, slow_adamw])
 @pytest.mark.parametrize(
     ("goal", "ramp"),
@@ -807,6 +810,7 @@ def test_the_band_is_a_twentieth_of_a_spread() -> None:
     assert 0 < GAIN < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.05, 0.01, 0.002])
 def test_weights_heaped_at_the_threshold_do_not_make_the_budget_swing(width: float) -> None:
     """Late in a training some lie closer to it than the slope can tell; where nobody may look a step overshot them."""

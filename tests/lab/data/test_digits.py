@@ -36,6 +36,7 @@ def test_small_digits_are_those_of_the_example() -> None:
     assert torch.equal(pixels.flatten(1), torch.tensor(test_x, dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_mnist_is_split_into_400_and_100_of_each_digit() -> None:
     source = digits.mnist5000(CPU, augment=False)
     assert (source.size, source.test_size, source.shape) == (4000, 1000, (1, 28, 28))

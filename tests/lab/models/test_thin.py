@@ -76,6 +76,7 @@ def test_the_papers_thin_network() -> None:
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1521, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize(
     ("name", "blocks", "bottleneck"),

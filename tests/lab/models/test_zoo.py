@@ -82,6 +82,7 @@ def test_a_missing_library_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
 # ---------------------------------------------------------------- the hub
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "googlenet", "inception_v3"])
 def test_torchvision_weights_are_loaded_except_the_classifier(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

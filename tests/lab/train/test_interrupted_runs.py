@@ -397,6 +397,7 @@ def test_the_command_killed_and_interrupted(tmp_path: Path) -> None:
     assert result_of(out)["resumed"] == 2
 
 
+@pytest.mark.slow
 def test_a_reader_who_is_gone_ends_the_run_quietly(tmp_path: Path, whole: list[bytes]) -> None:
     """As in ``pareback train ... | head -1``: the epoch is saved, and going on ends with the same bits."""
     (tmp_path / "recipe.yaml").write_text(to_yaml(RECIPE))
