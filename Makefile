@@ -16,8 +16,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not older" -n auto --dist loadfile --durations=10
 
-# What takes longer than a second or two is marked slow and left to test. The slowest are named at the end: a new one
-# that stands out there wants the mark.
+# What takes a second or more with all its cases is marked slow and left to test. The slowest are named at the end: a
+# new one that stands out there wants the mark.
 quick: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not older" -n auto --dist loadfile --durations=5
 

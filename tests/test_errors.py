@@ -290,6 +290,7 @@ def test_a_result_of_something_else_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["- 2024-13-01", "- !!bool perhaps", "[" * 5000, "- {error: 1, nonzeros: .inf}"])
 def test_references_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)

@@ -17,6 +17,7 @@ import pareback as pb
 WIDTHS = (50, 40, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(

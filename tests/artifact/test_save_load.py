@@ -246,6 +246,7 @@ def test_autograd_notices_that_weights_were_replaced(path: Path) -> None:
         loss.backward()
 
 
+@pytest.mark.slow
 def test_wrapped_models(path: Path) -> None:
     """Names are those of the unwrapped model: files go from one to the other."""
     model, other = convnet(), convnet(seed=1)

@@ -18,6 +18,7 @@ GOALS = {
 }
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 @pytest.mark.parametrize("straight_through", [True, False])
 @pytest.mark.parametrize("goal", GOALS)

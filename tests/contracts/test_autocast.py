@@ -96,6 +96,7 @@ def test_a_step_inside_autocast_gives_the_same_numbers(mount: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("mount", "shrink"), [(pb.Pruner, "power"), (pb.Pruner, "hard"), (pb.ParametrizedPruner, "soft")]

@@ -92,6 +92,7 @@ def test_a_copy_is_independent(copied: Callable[[nn.Module], nn.Module]) -> None
     assert pruner.finish().sparsity == pytest.approx(0.8, abs=1e-3)
 
 
+@pytest.mark.slow
 @COPIES
 def test_a_copy_does_not_refer_to_the_pruner(copied: Callable[[nn.Module], nn.Module]) -> None:
     """Keeping the copy, the best so far for instance, does not keep the pruner and its latent weights in memory."""

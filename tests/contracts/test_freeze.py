@@ -12,16 +12,12 @@ import torch
 import torch.nn.functional as F
 from mounts import EITHER_MOUNT
 from networks import backward, mlp, train, training, wide_batches
-from optimizers import sgd
+from optimizers import decaying
 from torch import Tensor, nn
 
 import pareback as pb
 
 Kind = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def decaying(model: nn.Module) -> torch.optim.Optimizer:
-    return sgd(model, lr=0.1, weight_decay=1e-2)
 
 
 DATA = wide_batches(50, 16, 32)

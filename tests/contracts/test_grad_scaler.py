@@ -111,6 +111,7 @@ def test_training_goes_on_after_a_skipped_step(name):
     assert_same(run(overflow_at=7), run(overflow_at=None))
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 @pytest.mark.parametrize("goal", ["exact", "squared", "unconstrained"])
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -91,6 +91,7 @@ def assert_agree(
     return beside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OPTIMIZERS["sgd with decay"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("goal", GOALS.values(), ids=GOALS)
 def test_200_steps_agree_bit_for_bit(goal: pb.Goal, kind: Kind) -> None:
@@ -99,6 +100,7 @@ def test_200_steps_agree_bit_for_bit(goal: pb.Goal, kind: Kind) -> None:
     assert bool((found["pruned 1"] == 0).any())  # it did prune
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("goal", "kind", "steps"),
     [

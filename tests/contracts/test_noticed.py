@@ -156,6 +156,7 @@ def go_on_side_by_side(run: tuple[Any, Any, Any], twin: tuple[Any, Any, Any], da
     assert_same(copied(twin[0]), copied(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mount", "way", "order", "make"), WAYS)
 def test_a_copy_of_model_optimizer_and_pruner_prunes_by_itself(mount: Any, way: Any, order: str, make: Any) -> None:
     """Copied together, in whatever order, the three belong together: the copy trains to the same bits and budget."""
@@ -494,6 +495,7 @@ def of_two(mount: Any, total: int = TOTAL) -> tuple[nn.Sequential, list[torch.op
     return model, optimizers, mount(model, optimizers, GOAL, total_steps=total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mount", "times"), [(pb.Pruner, (5, 1)), (pb.ParametrizedPruner, (5, 1)), (pb.Pruner, (1, 5))]
 )
@@ -709,6 +711,7 @@ def test_finishing_early_is_said_once(steps: int, mount: Any) -> None:
 # ---------------------------------------------------------------- what a review found
 
 
+@pytest.mark.slow
 def test_a_pruner_that_nobody_can_reach_is_in_nobodys_way() -> None:
     """A function that failed and is tried again: the pruner of the first try is garbage, and not at work."""
     model = network()

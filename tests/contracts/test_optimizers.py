@@ -85,6 +85,7 @@ def _torch_step_is_hooked():
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_trains_to_the_budget(name, mount):
@@ -209,6 +210,7 @@ def test_an_optimizer_that_ignores_its_closure_keeps_latent_weights(shrink):
 # -- several optimizers -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.8), pb.Fixed(sparsity=0.8), pb.Unconstrained(weight=1.0)])
@@ -325,6 +327,7 @@ def test_two_pruners_on_one_optimizer():
 # -- closures -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 @pytest.mark.parametrize("how", ["positional", "keyword"])
 @pytest.mark.parametrize("name", ["SGD momentum", "AdamW", "third party", "calls super", "decays afterwards"])

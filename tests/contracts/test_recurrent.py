@@ -81,6 +81,7 @@ def test_outputs_are_those_of_a_plain_layer_with_the_pruned_weights(kind: Any, m
         assert torch.equal(module.train()(x)[0], reference(x)[0])
 
 
+@pytest.mark.slow
 @KINDS
 def test_both_mounts_agree(kind: Any) -> None:
     """After 50 steps the two mounts have the same weights, latent weights and thresholds to the last bit."""

@@ -52,6 +52,7 @@ def everything(model, optimizer, pruner):
     return found
 
 
+@pytest.mark.slow
 @EITHER_MOUNT
 @pytest.mark.parametrize(
     ("goal", "optimizer"),

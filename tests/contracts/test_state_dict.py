@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from networks import train, training
-from optimizers import adamw, sgd
+from optimizers import adamw, decaying
 from pruned_examples import same_state
 from torch import Tensor, nn
 
@@ -17,10 +17,6 @@ import pareback as pb
 def data(count: int) -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(1)
     return [(torch.randn(8, 1, 8, 8, generator=draw), torch.randint(10, (8,), generator=draw)) for _ in range(count)]
-
-
-def decaying(model: nn.Module) -> torch.optim.Optimizer:
-    return sgd(model, weight_decay=1e-3)
 
 
 def network() -> nn.Sequential:

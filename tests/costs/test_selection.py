@@ -86,6 +86,7 @@ def test_tied_weights_are_chosen_once() -> None:
 # ---------------------------------------------------------------- names
 
 
+@pytest.mark.slow
 def test_names_ignore_torch_compile() -> None:
     """A compiled model, whole or in part, has the names of the plain one."""
     model = nn.Sequential(nn.Linear(40, 25), nn.Linear(25, 40))

@@ -401,6 +401,7 @@ def test_other_goals_need_no_total_steps() -> None:
     assert report.pruned_nonzeros == report.pruned_params // 10
 
 
+@pytest.mark.slow
 def test_a_pruner_without_a_name_stays_alive() -> None:
     """The hooks hold it: after collecting garbage the steps still prune; after finish it can go."""
     model = network()

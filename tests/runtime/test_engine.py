@@ -17,6 +17,7 @@ from pareback.runtime import compile as compiled
 from pareback.runtime.native import bindings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 33, 47])
 def test_a_residual_network(size: int) -> None:
     """Pooling, strides, shortcuts, batch norms before and after convolutions, at even and odd sizes."""

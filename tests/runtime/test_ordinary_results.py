@@ -90,6 +90,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_not_finite_comes_out_as_in_eager(name: str, value: float) -> None:

@@ -241,6 +241,7 @@ def test_sums_of_other_types_are_left_to_pytorch() -> None:
     torch.testing.assert_close(engine(x, y), model(x, y), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("pool", [lambda x: x.mean((2, 3), keepdim=True), lambda x: F.adaptive_avg_pool2d(x, 1)])
 def test_squeeze_and_excitation(pool: Callable[[Tensor], Tensor], threads: int) -> None:

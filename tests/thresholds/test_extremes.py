@@ -208,6 +208,7 @@ def best(pair: Pair, limits: Sequence[Limit], ranges: Sequence[Range]) -> Fracti
     return min(found, default=None)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(instance=instances())
 def test_the_landing_uses_what_any_choice_can_use(instance: Instance) -> None:
@@ -284,6 +285,7 @@ def test_sides_are_the_best_of_all_candidates(instance: Instance, data: st.DataO
         assert mine[2] <= min(c[2] for c in met if c[1] <= mine[1] + 1e-9) + 1e-4 or mine[1] > 0
 
 
+@pytest.mark.slow
 def test_flips_and_swaps_find_what_brute_force_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many choices to try all, the search is as good on problems small enough to check."""
     monkeypatch.setattr(module, "EXHAUSTIVE", 0)
@@ -374,6 +376,7 @@ def report_of_training(model: nn.Sequential, goal: pb.Goal, steps: int, ramp: fl
     return pruner.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ramp", [0.5, 0.0])
 @pytest.mark.parametrize(("sparsity", "extremes"), [(0.7, (0.3, 0.9)), (0.5, (0.2, 0.8)), (0.9, (0.2, 0.95))])
 def test_exact_budget_ends_outside_the_extremes(ramp: float, sparsity: float, extremes: Pair) -> None:

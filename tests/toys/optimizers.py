@@ -16,6 +16,11 @@ def sgd(trained: Trained, lr: float = 0.05, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(_parameters(trained), lr=lr, momentum=0.9, **options)
 
 
+def decaying(trained: Trained) -> torch.optim.SGD:
+    """Return SGD that also pulls weights to zero, and fast."""
+    return sgd(trained, lr=0.1, weight_decay=1e-2)
+
+
 def adamw(trained: Trained, lr: float = 3e-3) -> torch.optim.AdamW:
     """Return AdamW, for a model or for some parameters."""
     return torch.optim.AdamW(_parameters(trained), lr=lr)

@@ -46,6 +46,7 @@ def test_mnist_is_split_into_400_and_100_of_each_digit() -> None:
     assert (pixels.min(), pixels.max()) == (0, 255)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pixels"), [("digits", 1), ("mnist5000", 2)])
 def test_digits_are_shifted_a_little_and_never_mirrored(kind: str, pixels: int) -> None:
     """Every augmented image is one of the (2·pixels + 1)² shifts of the image that the same call gives without."""

@@ -16,6 +16,7 @@ from pareback.lab.models.build import build
 from pareback.lab.recipe.schema import ModelRecipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -47,6 +48,7 @@ def test_building_draws_weights_from_the_seed_alone() -> None:
     assert torch.equal(*weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "says"),
     [

@@ -72,6 +72,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
     monkeypatch.setattr(TrainStep, "__call__", acting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [3, 5, 12, 20])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(
