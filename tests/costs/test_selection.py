@@ -103,6 +103,7 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 def test_names_ignore_ddp_but_not_a_submodule_called_module() -> None:
     """DDP's "module." prefix is dropped once; a model's own submodule of that name keeps it."""

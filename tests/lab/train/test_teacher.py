@@ -88,6 +88,7 @@ def test_it_does_not_disturb_what_chance_decides(dense: Path, tmp_path: Path) ->
         torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
