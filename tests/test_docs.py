@@ -34,6 +34,7 @@ def _reader(tmp_path: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:finish\\(\\) was called after")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

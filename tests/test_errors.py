@@ -65,6 +65,7 @@ def built_in(path: Path) -> Iterator[str]:
             yield made.id
 
 
+@pytest.mark.slow
 def test_errors_are_those_for_users() -> None:
     """A plain ValueError would be taken for a failure of the program: use InvalidValue, or say above why not."""
     places = [SOURCE / room for room in ROOMS]
@@ -184,6 +185,7 @@ def test_what_was_foreseen_is_told_by_its_sentence(
 # -- what libraries say of a user's input ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -235,6 +237,7 @@ def test_arguments_that_a_library_refuses(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_bytes_in_the_command_line_that_are_no_text(tmp_path: Path) -> None:
     """A recipe may be called anything, and what is written of the command can be read again."""
     recipe, out = tmp_path / "caf\udce9.yaml", tmp_path / "run"
@@ -287,6 +290,7 @@ def test_a_result_of_something_else_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["- 2024-13-01", "- !!bool perhaps", "[" * 5000, "- {error: 1, nonzeros: .inf}"])
 def test_references_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)

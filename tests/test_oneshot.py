@@ -8,21 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from networks import layer_nonzeros, linears
 from torch import nn
 
 import pareback as pb
 
-
-def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """2000 + 40 and 400 + 10 parameters."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 10)).to(dtype)
+#: 2000 + 40 and 400 + 10 parameters.
+WIDTHS = (50, 40, 10)
 
 
-def kept(model: nn.Sequential) -> list[int]:
-    return [int(layer.weight.count_nonzero()) for layer in model]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -37,22 +32,22 @@ def kept(model: nn.Sequential) -> list[int]:
 )
 def test_budgets_are_met_to_the_weight(goal: pb.Budget, total: int, dtype: torch.dtype, shrink: str) -> None:
     """Every limit, precision and shrink: the count worked out by hand."""
-    model = mlp(dtype)
+    model = linears(*WIDTHS, dtype=dtype)
     report = pb.prune_(model, goal, torch.zeros(1, 50, dtype=dtype), include="*.weight", shrink=shrink)
-    assert sum(kept(model)) == total
+    assert sum(layer_nonzeros(model)) == total
     assert report.pruned_nonzeros == total
 
 
 def test_bytes_are_met_to_the_weight() -> None:
     """3000 bytes less 200 of biases and 300 of bits leave 625 float32 weights."""
-    model = mlp()
+    model = linears(*WIDTHS)
     pb.prune_(model, pb.Budget(bytes="3KB"), include="*.weight")
-    assert sum(kept(model)) == 625
+    assert sum(layer_nonzeros(model)) == 625
 
 
 def test_survivors_are_the_largest_by_spread() -> None:
     """One multiple of each tensor's own spread for all: brute force over the ranking of |w|/σ."""
-    model = mlp(torch.float64)
+    model = linears(*WIDTHS, dtype=torch.float64)
     with torch.no_grad():
         model[1].weight.mul_(1000.0)
     before = [layer.weight.detach().clone() for layer in model]
@@ -69,14 +64,14 @@ def test_survivors_are_the_largest_by_spread() -> None:
 
 def test_fixed_sparsity_in_every_tensor() -> None:
     """The same share of each, by search; by Eq. 3 where asked."""
-    model = mlp()
+    model = linears(*WIDTHS)
     pb.prune_(model, pb.Fixed(0.85), include="*.weight")
-    assert kept(model) == [300, 60]
-    model = mlp()
+    assert layer_nonzeros(model) == [300, 60]
+    model = linears(*WIDTHS)
     sigma = float(model[0].weight.detach().double().square().mean().sqrt())
     expected = int((model[0].weight.detach().abs() >= 1.2815515655446004 * sigma).sum())  # √2·erfinv(0.8)
     pb.prune_(model, pb.Fixed(0.8, bound="gaussian"))
-    assert kept(model)[0] == expected
+    assert layer_nonzeros(model)[0] == expected
 
 
 @pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.Fixed(0.9)], ids=str)
@@ -93,7 +88,7 @@ def test_equal_weights_are_parted_by_position(goal: pb.Goal, value: float) -> No
 def test_a_goal_of_nothing_changes_nothing() -> None:
     """Sparsity zero leaves every bit."""
     for shrink in ("hard", "power"):
-        model = mlp()
+        model = linears(*WIDTHS)
         before = copy.deepcopy(model.state_dict())
         pb.prune_(model, pb.Budget(sparsity=0.0), shrink=shrink)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -101,36 +96,36 @@ def test_a_goal_of_nothing_changes_nothing() -> None:
 
 def test_floors_hold() -> None:
     """A tensor of one outlier keeps max(1, 0.1 %) of its weights; the others make up for it."""
-    model = mlp()
+    model = linears(*WIDTHS)
     with torch.no_grad():
         model[0].weight.mul_(1e-6)
         model[0].weight[0, 0] = 1.0
     pb.prune_(model, pb.Budget(sparsity=0.99), include="*.weight")
-    assert kept(model)[0] >= 2
-    assert sum(kept(model)) == 24
+    assert layer_nonzeros(model)[0] >= 2
+    assert sum(layer_nonzeros(model)) == 24
 
 
 def test_a_sparse_model_can_be_pruned_further() -> None:
     """Zeros stay, and the second budget is exact on what is left."""
-    model = mlp()
+    model = linears(*WIDTHS)
     pb.prune_(model, pb.Budget(sparsity=0.5), include="*.weight")
     zeros = model[0].weight.detach() == 0
     pb.prune_(model, pb.Budget(sparsity=0.9), include="*.weight")
-    assert sum(kept(model)) == 240
+    assert sum(layer_nonzeros(model)) == 240
     assert bool((model[0].weight.detach()[zeros] == 0).all())
 
 
 def test_only_what_is_chosen_is_pruned() -> None:
     """include, exclude and min_size as in the pruner."""
-    model = mlp()
+    model = linears(*WIDTHS)
     pb.prune_(model, pb.Fixed(0.5))
-    assert kept(model) == [1000, 400]
-    model = mlp()
+    assert layer_nonzeros(model) == [1000, 400]
+    model = linears(*WIDTHS)
     pb.prune_(model, pb.Fixed(0.5), min_size=1)
-    assert kept(model) == [1000, 200]
-    model = mlp()
+    assert layer_nonzeros(model) == [1000, 200]
+    model = linears(*WIDTHS)
     pb.prune_(model, pb.Fixed(0.5), include="*.weight", exclude="0.*")
-    assert kept(model) == [2000, 200]
+    assert layer_nonzeros(model) == [2000, 200]
 
 
 def test_the_report_speaks_of_the_tensors_that_were_chosen() -> None:
@@ -144,7 +139,7 @@ def test_the_report_speaks_of_the_tensors_that_were_chosen() -> None:
 
 def test_the_report_counts_a_chosen_tensor_that_stayed_dense() -> None:
     """The denominator is that of the budget: all chosen tensors, also where nothing had to go."""
-    assert pb.prune_(mlp(), pb.Budget(sparsity=0.0), include="*.weight").pruned_params == 2400
+    assert pb.prune_(linears(*WIDTHS), pb.Budget(sparsity=0.0), include="*.weight").pruned_params == 2400
 
 
 def test_extremes_split_the_tensors() -> None:
@@ -152,9 +147,9 @@ def test_extremes_split_the_tensors() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
     pb.prune_(model, pb.Budget(sparsity=0.5, extremes=(0.1, 0.9)))
-    sparsities = [1 - n / 1600 for n in kept(model)]
+    sparsities = [1 - n / 1600 for n in layer_nonzeros(model)]
     assert all(s <= 0.1 or s >= 0.9 for s in sparsities)
-    assert sum(kept(model)) == 3200
+    assert sum(layer_nonzeros(model)) == 3200
 
 
 @pytest.mark.parametrize(
@@ -164,7 +159,7 @@ def test_extremes_split_the_tensors() -> None:
 )
 def test_penalties_need_training(goal: Any) -> None:
     """A goal that does not say how much remains is refused, and the message says which do."""
-    model = mlp()
+    model = linears(*WIDTHS)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(
         ValueError, match=r"pb.Budget\(sparsity=0.9\) or pb.Fixed\(sparsity=0.9\). Penalties act through training"
@@ -175,7 +170,7 @@ def test_penalties_need_training(goal: Any) -> None:
 
 def test_what_cannot_be_met_is_refused_and_leaves_the_model() -> None:
     """Below the floor, or with NaN in the weights: nothing is written."""
-    model = mlp()
+    model = linears(*WIDTHS)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="is the least"):
         pb.prune_(model, pb.Budget(params=10))
@@ -189,7 +184,7 @@ def test_what_cannot_be_met_is_refused_and_leaves_the_model() -> None:
 
 def test_gradients_and_the_graph_are_left_alone() -> None:
     """Parameters stay the same leaf objects that an optimizer may already hold."""
-    model = mlp()
+    model = linears(*WIDTHS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objects = list(model.parameters())
     pb.prune_(model, pb.Fixed(0.9))

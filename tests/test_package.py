@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.resources
 import importlib.util
@@ -46,6 +47,7 @@ LAYERS = [
 CORE = set().union(*LAYERS[:7])
 
 
+@functools.cache
 def files() -> dict[str, Path]:
     """Every module under its dotted name within the package."""
     found = {}
@@ -211,6 +213,7 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
     assert names & set(sys.stdlib_module_names) == set()
 
 
+@pytest.mark.slow
 def test_importing_is_quiet_and_light() -> None:
     """``import pareback`` prints nothing, warns of nothing and pulls in no optional package, nor torch's compiler."""
     code = (
@@ -221,6 +224,30 @@ def test_importing_is_quiet_and_light() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+# ---------------------------------------------------------------- layout
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A name in a traceback, a pickle or a search leads to one place. Classes within others count too."""
+    where: dict[str, list[str]] = {}
+    for name, path in files().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}
+
+
+def test_no_folder_is_a_heap() -> None:
+    """More than twelve modules in a folder are two ideas: give them rooms. ``__init__`` and ``__main__`` are doors."""
+    sizes: dict[str, int] = {}
+    for path in SOURCE.rglob("*.py"):
+        if not path.name.startswith("__"):
+            room = path.parent.relative_to(SOURCE).as_posix()
+            sizes[room] = sizes.get(room, 0) + 1
+    assert sizes
+    assert {room: size for room, size in sizes.items() if size > 12} == {}
 
 
 # ---------------------------------------------------------------- what is shipped

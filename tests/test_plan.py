@@ -7,15 +7,13 @@ import json
 
 import pytest
 import torch
+from networks import linears
 from torch import nn
 
 import pareback as pb
 
-
-def mlp() -> nn.Sequential:
-    """2000 + 40 and 400 + 10 parameters."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 10))
+#: 2000 + 40 and 400 + 10 parameters.
+WIDTHS = (50, 40, 10)
 
 
 def convolutional() -> nn.Sequential:
@@ -25,7 +23,7 @@ def convolutional() -> nn.Sequential:
 
 def test_a_budget_by_hand() -> None:
     """30 % of 2450 parameters are 735; 50 biases stay, so 685 weights do; the floor of 2 and 1 is the least."""
-    planned = pb.plan(mlp(), pb.Budget(params=0.3), include="*.weight")
+    planned = pb.plan(linears(*WIDTHS), pb.Budget(params=0.3), include="*.weight")
     assert planned.feasible
     assert planned.problems == ()
     assert sum(t.nonzeros for t in planned.tensors) == 685
@@ -52,7 +50,7 @@ def test_a_budget_by_hand() -> None:
 )
 def test_a_plan_is_what_pruning_once_does(goal: pb.Goal, shrink: str) -> None:
     """The planned non-zeros are those prune_ leaves."""
-    model = mlp()
+    model = linears(*WIDTHS)
     planned = pb.plan(model, goal, include="*.weight", shrink=shrink)
     pb.prune_(model, goal, include="*.weight", shrink=shrink)
     assert [t.nonzeros for t in planned.tensors] == [int(layer.weight.count_nonzero()) for layer in model]
@@ -61,7 +59,7 @@ def test_a_plan_is_what_pruning_once_does(goal: pb.Goal, shrink: str) -> None:
 def test_a_plan_is_where_training_starts() -> None:
     """A pruner without a ramp begins with the planned counts, to a weight."""
     for goal in (pb.Budget(sparsity=0.9), pb.Unconstrained(), pb.Budget(sparsity=0.8, enforce="squared")):
-        model = mlp()
+        model = linears(*WIDTHS)
         planned = pb.plan(model, goal, include="*.weight")
         pruner = pb.Pruner(
             model, torch.optim.SGD(model.parameters(), lr=0.1), goal, ramp=0.0, include="*.weight", shrink="hard"
@@ -71,7 +69,7 @@ def test_a_plan_is_where_training_starts() -> None:
 
 def test_the_model_is_not_touched() -> None:
     """Neither weights nor anything around them."""
-    model = mlp()
+    model = linears(*WIDTHS)
     before = copy.deepcopy(model.state_dict())
     pb.plan(model, pb.Budget(params=0.3, flops=0.5), torch.zeros(1, 50), include="*.weight")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -80,19 +78,19 @@ def test_the_model_is_not_touched() -> None:
 
 def test_an_unreachable_goal_is_described_and_not_raised() -> None:
     """The problem is in the plan, with the least that can be had; tensors show their floors."""
-    planned = pb.plan(mlp(), pb.Budget(params=52), include="*.weight")
+    planned = pb.plan(linears(*WIDTHS), pb.Budget(params=52), include="*.weight")
     assert not planned.feasible
     assert "allows 52 parameters, but 53 is the least" in planned.problems[0]
     assert [t.nonzeros for t in planned.tensors] == [2, 1]
     assert "cannot be met: The budget allows 52 parameters" in str(planned)
     assert not planned.limits[0].allowed >= planned.limits[0].least
-    assert pb.plan(mlp(), pb.Budget(params=53), include="*.weight").feasible
+    assert pb.plan(linears(*WIDTHS), pb.Budget(params=53), include="*.weight").feasible
 
 
 def test_a_feasible_plan_is_accepted_by_the_pruner_and_an_infeasible_one_is_not() -> None:
     """The plan and the pruner agree on what can be met, at the limit itself."""
     for params, feasible in ((53, True), (52, False)):
-        model = mlp()
+        model = linears(*WIDTHS)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         goal = pb.Budget(params=params)
         assert pb.plan(model, goal, include="*.weight").feasible is feasible
@@ -118,27 +116,27 @@ def test_the_binding_limit_is_marked() -> None:
 
 def test_a_limit_of_everything_does_not_bind() -> None:
     """Nothing is asked for, nothing would be pruned."""
-    planned = pb.plan(mlp(), pb.Budget(sparsity=0.0), include="*.weight")
+    planned = pb.plan(linears(*WIDTHS), pb.Budget(sparsity=0.0), include="*.weight")
     assert [t.nonzeros for t in planned.tensors] == [2000, 400]
     assert planned.limits[0].binding is False
 
 
 def test_penalties_have_no_binding_limits() -> None:
     """A penalty's limits are wishes."""
-    planned = pb.plan(mlp(), pb.Budget(sparsity=0.9, enforce="hinge"))
+    planned = pb.plan(linears(*WIDTHS), pb.Budget(sparsity=0.9, enforce="hinge"))
     assert [limit.binding for limit in planned.limits] == [False]
 
 
 def test_goals_without_limits_have_none() -> None:
     """Fixed and Unconstrained speak of tensors alone."""
-    assert pb.plan(mlp(), pb.Fixed(0.9)).limits == ()
-    assert [t.nonzeros for t in pb.plan(mlp(), pb.Fixed(0.9), include="*.weight").tensors] == [200, 40]
-    assert pb.plan(mlp(), pb.Unconstrained()).limits == ()
+    assert pb.plan(linears(*WIDTHS), pb.Fixed(0.9)).limits == ()
+    assert [t.nonzeros for t in pb.plan(linears(*WIDTHS), pb.Fixed(0.9), include="*.weight").tensors] == [200, 40]
+    assert pb.plan(linears(*WIDTHS), pb.Unconstrained()).limits == ()
 
 
 def test_layer_density_is_in_the_plan() -> None:
     """The range of every tensor is shown and kept to."""
-    planned = pb.plan(mlp(), pb.Budget(sparsity=0.9, layer_density=(0.05, 0.2)), include="*.weight")
+    planned = pb.plan(linears(*WIDTHS), pb.Budget(sparsity=0.9, layer_density=(0.05, 0.2)), include="*.weight")
     assert [(t.least, t.most) for t in planned.tensors] == [(100, 400), (20, 80)]
     assert all(t.least <= t.nonzeros <= t.most for t in planned.tensors)
     assert sum(t.nonzeros for t in planned.tensors) == 240
@@ -154,7 +152,7 @@ def test_double_precision_is_planned_exactly() -> None:
 
 def test_as_dict_is_plain_json() -> None:
     """The plan survives a round trip through JSON."""
-    found = pb.plan(mlp(), pb.Budget(params=0.3), include="*.weight").as_dict()
+    found = pb.plan(linears(*WIDTHS), pb.Budget(params=0.3), include="*.weight").as_dict()
     assert json.loads(json.dumps(found)) == found
     assert found["feasible"] is True
     assert found["limits"][0]["allowed"] == 735
@@ -164,7 +162,7 @@ def test_as_dict_is_plain_json() -> None:
 
 def test_a_plan_prints_as_a_table() -> None:
     """Tensors first, then the limits, then the verdict."""
-    lines = str(pb.plan(mlp(), pb.Fixed(0.9), include="*.weight")).splitlines()
+    lines = str(pb.plan(linears(*WIDTHS), pb.Fixed(0.9), include="*.weight")).splitlines()
     assert lines == [
         "tensor    shape  params  would keep  sparsity  at least",
         "--------  -----  ------  ----------  --------  --------",
@@ -172,5 +170,5 @@ def test_a_plan_prints_as_a_table() -> None:
         "1.weight  10×40     400          40  90.000 %         1",
         "can be met",
     ]
-    text = str(pb.plan(mlp(), pb.Budget(params=0.3), include="*.weight"))
+    text = str(pb.plan(linears(*WIDTHS), pb.Budget(params=0.3), include="*.weight"))
     assert "params: 735 of 2,450 allowed, 53 at least (binding)" in text

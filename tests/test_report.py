@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from networks import mlp
 from torch import nn
 
 import pareback as pb
@@ -24,11 +25,6 @@ def by_hand() -> nn.Sequential:
         model[0].weight[1, 0] = -0.0
         model[0].bias[1] = 0.0
     return model
-
-
-def mlp() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 50))
 
 
 # ---------------------------------------------------------------- counts
@@ -71,7 +67,7 @@ def test_without_inputs_there_are_no_flops() -> None:
 
 def test_a_dense_model_has_nothing_pruned() -> None:
     """No zeros: sparsity is zero and the summary does not speak of pruned tensors."""
-    report = pb.inspect(mlp())
+    report = pb.inspect(mlp(50, 40, 50))
     assert (report.pruned_params, report.sparsity, report.model_sparsity) == (0, 0.0, 0.0)
     assert "pruned tensors" not in str(report)
     assert report.kept == report.params == 4090
@@ -118,7 +114,7 @@ def test_bytes_are_those_of_the_dense_tensor() -> None:
 
 
 def pruned() -> tuple[nn.Sequential, torch.optim.Optimizer, pb.Pruner]:
-    model = mlp()
+    model = mlp(50, 40, 50)
     for layer in model[::2]:
         nn.init.normal_(layer.weight, std=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -135,7 +131,7 @@ def test_a_pruner_says_which_tensors_are_pruned() -> None:
     assert report.pruned_params == 2000
     by_flops = pb.inspect(model, pruner, torch.zeros(1, 50))
     assert [row.nonzero_flops for row in by_flops.rows][::2] == [2 * report.rows[0].nonzeros, 4000]
-    other = mlp()
+    other = mlp(50, 40, 50)
     idle = pb.Pruner(other, torch.optim.SGD(other.parameters(), lr=0.1), pb.Fixed(0.0))
     assert pb.inspect(other, idle).pruned_params == 4000
 
@@ -174,7 +170,7 @@ def test_counts_follow_training() -> None:
 def test_counts_are_of_the_model_as_it_is() -> None:
     """Weights loaded between steps are not pruned yet, and the exact count says so."""
     model, _, pruner = pruned()
-    model.load_state_dict(mlp().state_dict())
+    model.load_state_dict(mlp(50, 40, 50).state_dict())
     assert pb.inspect(model, pruner).rows[0].nonzeros == int(model[0].weight.count_nonzero()) == 2000
 
 
@@ -190,7 +186,7 @@ def test_finish_returns_the_report_of_its_pruner() -> None:
 
 def test_a_parametrized_model_is_reported_under_its_own_names() -> None:
     """With the other mount names and counts are those of the pruned weights."""
-    model = mlp()
+    model = mlp(50, 40, 50)
     pruner = pb.ParametrizedPruner(model, torch.optim.SGD(model.parameters(), lr=0.1), pb.Fixed(0.9))
     report = pb.inspect(model, pruner)
     assert {row.name: row.nonzeros for row in report.rows if row.pruned} == {"0.weight": 200, "2.weight": 200}

@@ -20,6 +20,8 @@ from pareback import cli
 from pareback.artifact import BadFile, describe, export, load, save, to_onnx
 from pareback.artifact.weights import read_weights
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sources(tmp_path: Path) -> dict[str, Any]:

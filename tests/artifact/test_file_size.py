@@ -27,6 +27,7 @@ def bound(tensors: dict[str, Tensor]) -> float:
     return bits / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.9], ids=["uniform", "differing layers"])
 @pytest.mark.parametrize("sparsity", [0.85, 0.90, 0.95, 0.98])
 def test_near_the_bound_on_a_wide_residual_network(sparsity: float, spread: float, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def path(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- accidents
 
 
+@pytest.mark.slow
 def test_flipped_bits(path: Path) -> None:
     """3,000 files with one bit wrong somewhere: an exception, or exactly the tensors that were saved."""
     whole, content, draw = load(path), path.read_bytes(), random.Random(0)
@@ -216,6 +217,7 @@ def test_positions_are_checked_before_memory_is_taken(path: Path, monkeypatch: p
 # ---------------------------------------------------------------- forgery by chance
 
 
+@pytest.mark.slow
 def test_mutated_headers(path: Path) -> None:
     """2,000 headers with something else in them and right checksums: BadFile, or tensors no larger than justified."""
     header, data = split(path.read_bytes())
@@ -226,6 +228,7 @@ def test_mutated_headers(path: Path) -> None:
     assert 20 < read < 1000  # some changes are allowed: a file may hold other shapes and names
 
 
+@pytest.mark.slow
 def test_mutated_data(path: Path) -> None:
     """1,000 files with other positions and right checksums."""
     header, data = split(path.read_bytes())

@@ -156,6 +156,7 @@ def test_saving_changes_nothing(path: Path) -> None:
     assert same_state(model.state_dict(), before)
 
 
+@pytest.mark.slow
 def test_neither_numpy_nor_safetensors_is_needed(path: Path) -> None:
     """Saving and loading work where torch alone is installed."""
     code = (
@@ -245,6 +246,7 @@ def test_autograd_notices_that_weights_were_replaced(path: Path) -> None:
         loss.backward()
 
 
+@pytest.mark.slow
 def test_wrapped_models(path: Path) -> None:
     """Names are those of the unwrapped model: files go from one to the other."""
     model, other = convnet(), convnet(seed=1)

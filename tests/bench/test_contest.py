@@ -24,6 +24,8 @@ from pareback.bench.subject import Staged
 from pareback.bench.worker import Worker, serve
 from pareback.runtime.native import bindings
 
+pytestmark = pytest.mark.slow
+
 QUICK = Effort(seconds=0.0, rounds=(2, 2), turn=0.001)
 
 
@@ -75,7 +77,6 @@ def test_figures_count_the_model() -> None:
 # -- taking turns ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not bindings.available(), reason="the engine was not built")
 def test_every_runtime_that_is_installed_agrees_with_eager() -> None:
     """Each gives eager's results, or int8's which are close to them."""

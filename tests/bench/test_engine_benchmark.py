@@ -71,6 +71,7 @@ def test_rows_are_kept_and_not_measured_again(
     assert "## tiny, one thread" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_accuracy_is_counted(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,8 @@ import torch
 
 import pareback as pb
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 SCRIPTS = ("overhead", "host", "models")
 Rows = list[dict[str, object]]

@@ -17,6 +17,8 @@ from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, Reci
 from pareback.lab.trainer import train
 from pareback.runtime.native import bindings
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 name: small
 data: {kind: npz, path: nowhere.npz}

@@ -99,6 +99,7 @@ def test_mistakes(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_listed_quickly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """About a second; the bound leaves room for a busy machine."""
     many = tmp_path / "many"
@@ -114,6 +115,7 @@ def test_a_thousand_runs_are_listed_quickly(tmp_path: Path, capsys: pytest.Captu
     assert lines[-1] == "1,000 runs: 1,000 finished."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_who_is_gone_is_no_failure(unbuffered: str, tmp_path: Path) -> None:
     """What ``pareback runs | head -0`` leaves: no complaint, neither by the command nor by the interpreter."""

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT
 from networks import PRUNED, batches, network
 
 import pareback as pb
 
-MOUNTS = [pb.Pruner, pb.ParametrizedPruner]
 GOALS = {
     "exact": pb.Budget(sparsity=0.8),
     "hinge": pb.Budget(sparsity=0.8, enforce="hinge", weight=1.0),
@@ -18,7 +18,8 @@ GOALS = {
 }
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.slow
+@EITHER_MOUNT
 @pytest.mark.parametrize("straight_through", [True, False])
 @pytest.mark.parametrize("goal", GOALS)
 def test_accumulated_micro_batches_equal_one_large_batch(goal, straight_through, mount):
@@ -54,7 +55,7 @@ def test_the_model_stays_as_it_is_between_steps():
     assert int(pruner.metrics()["step"]) == 0
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_clipping_sees_only_the_models_gradients(mount):
     """``clip_grad_norm_(model.parameters())`` finds as many parameters, and the same norm, as without a pruner."""
     model = network()
@@ -75,7 +76,7 @@ def test_clipping_sees_only_the_models_gradients(mount):
     assert pruner.parameters[0].grad is not None
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_clipping_takes_the_pull_on_thresholds_along(mount):
     """Clipping to half the norm halves the task's pull on the thresholds, and leaves that of the goal alone."""
 
@@ -97,7 +98,7 @@ def test_clipping_takes_the_pull_on_thresholds_along(mount):
     torch.testing.assert_close(step(2.0, 0.5), 0.5 * task + goal, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_clipping_by_value_bounds_the_update(mount):
     """With SGD and ``clip_grad_value_`` no latent weight moves farther than lr times the bound."""
     model = network()

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from mounts import EITHER_MOUNT, assert_mounts_agree
+from networks import noise, train
+from optimizers import sgd
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pareback as pb
 
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 GOAL = pb.Budget(sparsity=0.8)
 FAST_PATHS = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
 
@@ -44,21 +47,17 @@ MODELS = pytest.mark.parametrize("build", [attention, encoder])
 
 
 def sequences(seed: int) -> Tensor:
-    return torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(seed))
+    return noise(seed, 4, 6, 32)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+def learn_to_shift(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     model.train()
     torch.manual_seed(1)  # for dropout
-    for step in range(steps):
-        x = sequences(step)
-        optimizer.zero_grad()
-        (model(x) - x.roll(1, 1)).square().mean().backward()
-        optimizer.step()
+    train(model, optimizer, [(x, x.roll(1, 1)) for x in map(sequences, range(steps))], F.mse_loss)
 
 
 def start(model: nn.Module, mount: Any, steps: int) -> tuple[torch.optim.Optimizer, Any]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sgd(model, lr=0.1)
     return optimizer, mount(model, optimizer, GOAL, total_steps=steps)
 
 
@@ -103,12 +102,12 @@ def packed(model: nn.Module) -> list[Tensor]:
 
 
 @MODELS
-@MOUNTS
+@EITHER_MOUNT
 def test_the_packed_projection_is_pruned_and_the_budget_is_exact(build: Any, mount: Any) -> None:
     """The one tensor that holds queries, keys and values is selected, sparse in training and exact at the end."""
     model = build()
     optimizer, pruner = start(model, mount, 20)
-    train(model, optimizer, 20)
+    learn_to_shift(model, optimizer, 20)
     assert all(0.5 < float((weight == 0).float().mean()) < 1.0 for weight in packed(model))
     report = pruner.finish()
     sizes = [p.numel() for p in model.parameters() if p.ndim > 1]
@@ -119,14 +118,14 @@ def test_the_packed_projection_is_pruned_and_the_budget_is_exact(build: Any, mou
 
 
 @MODELS
-@MOUNTS
+@EITHER_MOUNT
 def test_the_fast_path_computes_with_the_pruned_weights(build: Any, mount: Any) -> None:
     """In evaluation the fused path is still taken, during training and after it, and agrees with the ordinary one."""
     model, x = build(), sequences(99)
     optimizer, pruner = start(model, mount, 20)
-    train(model, optimizer, 10)
+    learn_to_shift(model, optimizer, 10)
     torch.testing.assert_close(outputs(model, x, True), outputs(model, x, False), rtol=1e-5, atol=1e-5)
-    train(model, optimizer, 10)
+    learn_to_shift(model, optimizer, 10)
     during = outputs(model, x, True)
     torch.testing.assert_close(during, outputs(model, x, False), rtol=1e-5, atol=1e-5)
     pruner.finish()
@@ -140,12 +139,12 @@ def test_the_fast_path_computes_with_the_pruned_weights(build: Any, mount: Any) 
 
 # The fast path packs padded batches into nested tensors, which warn of themselves.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-@MOUNTS
+@EITHER_MOUNT
 def test_padded_batches_take_the_fast_path_too(mount: Any) -> None:
     """With a padding mask the encoder works on nested tensors; what is not padding agrees with the ordinary path."""
     model, x = encoder(), sequences(99)
     optimizer, _ = start(model, mount, 10)
-    train(model, optimizer, 8)
+    learn_to_shift(model, optimizer, 8)
     padding = torch.arange(6) >= torch.tensor([6, 4, 3, 5])[:, None]
     fast = outputs(model, x, True, src_key_padding_mask=padding)
     slow = outputs(model, x, False, src_key_padding_mask=padding)
@@ -155,20 +154,20 @@ def test_padded_batches_take_the_fast_path_too(mount: Any) -> None:
 @MODELS
 def test_both_mounts_agree(build: Any) -> None:
     """After 50 steps, dropout included, the two mounts have the same weights to the last bit, on either path."""
-    runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
-        model = build()
+
+    def run(mount: Any) -> list[Tensor]:
+        model, x = build(), sequences(99)
         optimizer, pruner = start(model, mount, 50)
-        train(model, optimizer, 50)
-        x = sequences(99)
+        learn_to_shift(model, optimizer, 50)
         during = [*packed(model), outputs(model, x, True), outputs(model, x, False), pruner.r()]
         during = [value.clone() for value in during]
         pruner.finish()
-        runs.append([*during, *model.state_dict().values()])
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+        return [*during, *model.state_dict().values()]
+
+    assert_mounts_agree(run)
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_separate_projections_are_pruned_each(mount: Any) -> None:
     """With other key and value sizes the layer has three weights instead of a packed one."""
     torch.manual_seed(0)

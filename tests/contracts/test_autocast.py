@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT, assert_mounts_agree
+from optimizers import sgd
 from torch import Tensor, nn
 
 import pareback as pb
 
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 STEPS = 30
 
 
@@ -40,11 +41,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, au
     return loss.detach()
 
 
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
-@MOUNTS
+@EITHER_MOUNT
 def test_under_autocast_weights_stay_full_precision_and_sparse(mount: Any) -> None:
     """Parameters, gradients and latent weights stay float32, zeros are there at every step, the count ends exact."""
     model = network()
@@ -62,20 +59,26 @@ def test_under_autocast_weights_stay_full_precision_and_sparse(mount: Any) -> No
         assert model(batch(99, torch.float32)[0]).dtype == torch.bfloat16
 
 
-def test_both_mounts_agree_under_autocast() -> None:
-    """Casts to bfloat16 happen after pruning in either mount, so the bits are the same."""
-    runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
-        model = network()
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, True), (torch.bfloat16, False), (torch.float64, False)],
+    ids=["autocast", "bfloat16", "float64"],
+)
+def test_both_mounts_agree_in_every_type(dtype: torch.dtype, autocast: bool) -> None:
+    """Casts happen after pruning in either mount, and arithmetic between types is alike: the bits are the same."""
+
+    def run(mount: Any) -> list[Tensor]:
+        model = network(dtype)
         optimizer = sgd(model)
         pruner = mount(model, optimizer, pb.Budget(sparsity=0.9), total_steps=STEPS)
-        losses = [train_step(model, optimizer, step, autocast=True) for step in range(STEPS)]
+        losses = [train_step(model, optimizer, step, autocast) for step in range(STEPS)]
         pruner.finish()
-        runs.append([*losses, *model.state_dict().values()])
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+        return [*losses, *model.state_dict().values()]
+
+    assert_mounts_agree(run)
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_step_inside_autocast_gives_the_same_numbers(mount: Any) -> None:
     """An optimizer stepped within the autocast block is pruned with the precision it has outside of it."""
     runs = []
@@ -93,6 +96,7 @@ def test_a_step_inside_autocast_gives_the_same_numbers(mount: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("mount", "shrink"), [(pb.Pruner, "power"), (pb.Pruner, "hard"), (pb.ParametrizedPruner, "soft")]
@@ -111,22 +115,7 @@ def test_a_model_in_another_type_trains_to_an_exact_budget(mount: Any, shrink: s
     assert int(model[2].weight.count_nonzero() + model[5].weight.count_nonzero()) == sum(SIZES.values()) // 10
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_both_mounts_agree_in_another_type(dtype: torch.dtype) -> None:
-    """The arithmetic between the types is the same in either mount."""
-    runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
-        model = network(dtype)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        pruner = mount(model, optimizer, pb.Budget(sparsity=0.9), total_steps=STEPS)
-        for step in range(STEPS):
-            train_step(model, optimizer, step)
-        pruner.finish()
-        runs.append(list(model.state_dict().values()))
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
-
-
-@MOUNTS
+@EITHER_MOUNT
 def test_tensors_of_different_types_share_a_budget(mount: Any) -> None:
     """A float64 layer beside a float32 one is counted in the same budget."""
     torch.manual_seed(0)
@@ -165,7 +154,7 @@ def test_a_cast_in_mid_training_keeps_the_latent_weights(dtype: torch.dtype, shr
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@MOUNTS
+@EITHER_MOUNT
 def test_after_a_cast_the_counts_are_those_of_the_model(mount: Any, dtype: torch.dtype) -> None:
     """Thresholds keep their precision when the model is cast, so what is reported is what the model holds."""
     model = network()

@@ -12,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pareback as pb
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package"),
+]
 
 WORLD = 2
 

@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
 from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
 from torch import nn
 
 import pareback as pb
-
-MOUNTS = [pb.Pruner, pb.ParametrizedPruner]
 
 
 def pruned(shrink="power", sparsity=0.5, lr=0.1, seed=0):
@@ -181,7 +180,7 @@ def test_another_memory_format_keeps_the_latent_weights():
         assert nonzeros(model, pruner.names) == pruner.counts()
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 @pytest.mark.parametrize("first", ["model", "pruner"])
 @pytest.mark.parametrize(
     "goal", [pb.Budget(sparsity=0.8), pb.Fixed(sparsity=0.8, bound="gaussian"), pb.Unconstrained()]

@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT
+from networks import backward, mlp, train, training, wide_batches
+from optimizers import decaying
 from torch import Tensor, nn
 
 import pareback as pb
 
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 Kind = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+DATA = wide_batches(50, 16, 32)
 OPTIMIZERS = pytest.mark.parametrize(
     "kind",
     [
-        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2),
+        decaying,
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
         lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1),
     ],
@@ -27,33 +32,12 @@ OPTIMIZERS = pytest.mark.parametrize(
 )
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 32))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-
-
-def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))
-    optimizer.zero_grad()
-    F.cross_entropy(model(x), x.argmax(1)).backward()
-    optimizer.step()
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for seed in range(steps):
-        step_once(model, optimizer, seed)
-
-
-def finished(kind: Kind = sgd, mount: Any = pb.Pruner) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+def finished(kind: Kind = decaying, mount: Any = pb.Pruner) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """Return a model trained to 80 % sparsity and its optimizer, momenta and all."""
-    model = network()
+    model = mlp(32, 40, 32)
     optimizer = kind(model)
     pruner = mount(model, optimizer, pb.Budget(sparsity=0.8), total_steps=20)
-    train(model, optimizer, 20)
+    train(model, optimizer, DATA[:20])
     pruner.finish()
     return model, optimizer
 
@@ -69,14 +53,13 @@ def kept(before: dict[str, Tensor], model: nn.Module) -> bool:
 
 
 @OPTIMIZERS
-@MOUNTS
+@EITHER_MOUNT
 def test_zeros_stay_zero_through_fine_tuning(mount: Any, kind: Kind) -> None:
     """Momentum gathered while pruning, and decay, push at every zero; none moves in 50 steps, and the others train."""
     model, optimizer = finished(kind, mount)
     zeros, before = masks(model), {n: p.detach().clone() for n, p in model.named_parameters()}
     pb.freeze(model, optimizer)
-    for seed in range(50):
-        step_once(model, optimizer, seed)
+    for _ in training(model, optimizer, DATA):
         assert kept(zeros, model)
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert pb.inspect(model).pruned_nonzeros == 2 * 32 * 40 // 5
@@ -86,7 +69,7 @@ def test_zeros_stay_zero_through_fine_tuning(mount: Any, kind: Kind) -> None:
 def test_without_it_a_plain_step_fills_them(kind: Kind) -> None:
     """Why it is needed: after finish() the optimizer is an ordinary one."""
     model, optimizer = finished(kind)
-    step_once(model, optimizer, 0)
+    train(model, optimizer, DATA[:1])
     assert pb.inspect(model).sparsity < 0.5
 
 
@@ -96,24 +79,20 @@ def test_a_new_optimizer_keeps_them_too() -> None:
     zeros = masks(model)
     first, second = torch.optim.AdamW(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[2].parameters(), lr=0.1)
     pb.freeze(model, [first, second])
-    for seed in range(10):
-        step_once(model, first, seed)
-        second.step()
+    for _ in training(model, [first, second], DATA[:10]):
         assert kept(zeros, model)
 
 
 def test_fine_tuning_equals_training_the_remaining_weights_alone() -> None:
     """Frozen zeros take no part: the run is that of a plain loop that masks gradients and weights by hand."""
-    model, plain = network(), network()
+    model, plain = mlp(32, 40, 32), mlp(32, 40, 32)
     for one in (model, plain):
         pb.prune_(one, pb.Budget(sparsity=0.8))
-    optimizer, reference, zeros = sgd(model), sgd(plain), masks(plain)
+    optimizer, reference, zeros = decaying(model), decaying(plain), masks(plain)
     pb.freeze(model, optimizer)
-    for seed in range(20):
-        step_once(model, optimizer, seed)
-        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))
-        reference.zero_grad()
-        F.cross_entropy(plain(x), x.argmax(1)).backward()
+    for batch in DATA[:20]:
+        train(model, optimizer, [batch])
+        backward(plain, batch)
         for name, p in plain.named_parameters():
             if name in zeros:
                 p.grad[zeros[name]] = 0.0
@@ -126,13 +105,13 @@ def test_remove_ends_it() -> None:
     model, optimizer = finished()
     zeros = masks(model)
     frozen = pb.freeze(model, optimizer)
-    step_once(model, optimizer, 0)
+    train(model, optimizer, DATA[:1])
     assert kept(zeros, model)
     frozen.remove()
     frozen.remove()
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
-    step_once(model, optimizer, 1)
+    train(model, optimizer, DATA[1:2])
     assert not kept(zeros, model)
 
 
@@ -144,13 +123,13 @@ def test_a_with_block_ends_it() -> None:
     def interrupted() -> None:
         with pb.freeze(model, optimizer) as frozen:
             assert frozen.names == ["0.weight", "2.weight"]
-            step_once(model, optimizer, 0)
+            train(model, optimizer, DATA[:1])
             assert kept(zeros, model)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    step_once(model, optimizer, 1)
+    train(model, optimizer, DATA[1:2])
     assert not kept(zeros, model)
 
 
@@ -161,7 +140,7 @@ def test_include_and_exclude_choose_what_is_kept(options: dict[str, Any]) -> Non
     zeros = masks(model)
     frozen = pb.freeze(model, optimizer, **options)
     assert frozen.names == ["0.weight"]
-    train(model, optimizer, 3)
+    train(model, optimizer, DATA[:3])
     assert kept({"0.weight": zeros["0.weight"]}, model)
     assert not kept({"2.weight": zeros["2.weight"]}, model)
 
@@ -179,35 +158,35 @@ def test_tensors_without_or_of_only_zeros_are_left_to_train() -> None:
     model.append(nn.Linear(32, 32))
     nn.init.zeros_(model[3].weight)
     nn.init.zeros_(model[3].bias)
-    optimizer = sgd(model)
+    optimizer = decaying(model)
     frozen = pb.freeze(model, optimizer)
     assert frozen.names == ["0.weight", "2.weight"]
-    train(model, optimizer, 3)
+    train(model, optimizer, DATA[:3])
     assert bool((model[3].weight != 0).any())
     assert bool((model[3].bias != 0).any())
 
 
 def test_a_dense_model_is_refused() -> None:
     """With nothing to keep, the message says to prune first."""
-    model = network()
+    model = mlp(32, 40, 32)
     with pytest.raises(ValueError, match="no zeros to keep"):
-        pb.freeze(model, sgd(model))
+        pb.freeze(model, decaying(model))
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     """An optimizer that does not hold the tensors could not keep their zeros, so it is not accepted in silence."""
     model, _ = finished()
     with pytest.raises(ValueError, match="This optimizer belongs to another model"):
-        pb.freeze(model, sgd(network()))
+        pb.freeze(model, decaying(mlp(32, 40, 32)))
 
 
 def test_a_model_pruned_once_is_fine_tuned_at_its_sparsity() -> None:
     """prune_, freeze, train: the classic recipe ends with the count it started from."""
-    model = network()
+    model = mlp(32, 40, 32)
     pb.prune_(model, pb.Fixed(sparsity=0.9))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with pb.freeze(model, optimizer):
-        train(model, optimizer, 20)
+        train(model, optimizer, DATA[:20])
     assert pb.inspect(model).pruned_nonzeros == 2 * 32 * 40 // 10
 
 
@@ -215,7 +194,7 @@ def test_it_works_with_a_closure_and_in_half_precision() -> None:
     """A step given a closure, and a model in bfloat16, keep their zeros as well."""
     model, _ = finished()
     model.to(torch.bfloat16)
-    optimizer = sgd(model)
+    optimizer = decaying(model)
     zeros = masks(model)
     pb.freeze(model, optimizer)
     x = torch.randn(16, 32).to(torch.bfloat16)
@@ -234,7 +213,7 @@ def test_it_works_with_a_closure_and_in_half_precision() -> None:
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_a_copy_stays_frozen(copied):
     """A copy of model, optimizer and freeze keeps its zeros by itself; one that was ended stays ended."""
-    model = network()
+    model = mlp(32, 40, 32)
     pb.prune_(model, pb.Budget(sparsity=0.9))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     frozen = pb.freeze(model, optimizer)
@@ -245,9 +224,9 @@ def test_a_copy_stays_frozen(copied):
         return [int(model.get_parameter(name).count_nonzero()) for name in names]
 
     before = kept(twin)
-    train(twin, own, 5)
+    train(twin, own, DATA[:5])
     assert kept(twin) == before
     held.remove()
-    train(twin, own, 5)
+    train(twin, own, DATA[:5])
     assert kept(twin) != before
     assert kept(model) == before

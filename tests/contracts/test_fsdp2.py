@@ -17,7 +17,10 @@ if dist.is_available():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package"),
+]
 
 WORLD = 2
 GOALS = {

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT
 from networks import assert_same, batches, copied, network, nonzeros
 
 import pareback as pb
@@ -21,7 +22,6 @@ GOALS = {
     "gaussian": pb.Fixed(sparsity=0.8, bound="gaussian"),
     "unconstrained": pb.Unconstrained(weight=1.0),
 }
-MOUNTS = [pb.Pruner, pb.ParametrizedPruner]
 
 
 def scaled_backward(model, batch, scaler, dtype):
@@ -111,7 +111,8 @@ def test_training_goes_on_after_a_skipped_step(name):
     assert_same(run(overflow_at=7), run(overflow_at=None))
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.slow
+@EITHER_MOUNT
 @pytest.mark.parametrize("goal", ["exact", "squared", "unconstrained"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_scaling_does_not_change_the_thresholds(name, goal, mount):

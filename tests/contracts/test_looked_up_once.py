@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
 from networks import PRUNED, assert_same, backward, batches, copied, network
 from torch import nn
 
@@ -136,7 +137,8 @@ def test_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looked) == 3
 
 
-@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+@pytest.mark.slow
+@EITHER_MOUNT
 def test_gradients_may_be_gone_after_the_step(mount: Any) -> None:
     """An optimizer that lets go of gradients as it steps: nobody may look where they were.
 

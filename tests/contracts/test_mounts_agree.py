@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import MOUNTS, assert_mounts_agree
+from networks import train
+from optimizers import adamw, sgd
 from torch import Tensor, nn
 
 import pareback as pb
@@ -58,18 +61,6 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x, x.flatten(1)[:, :10].argmax(1)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
-    losses = []
-    for step in steps:
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
-
-
 def run(
     build: Callable[[], nn.Module], kind: Kind, mount: Any, goal: pb.Goal, steps: int, **options: Any
 ) -> dict[str, Tensor]:
@@ -77,7 +68,7 @@ def run(
     model = build()
     optimizer = kind(model)
     pruner = mount(model, optimizer, goal, total_steps=steps, **options)
-    found = {"losses": torch.stack(train(model, optimizer, range(steps)))}
+    found = {"losses": torch.stack(train(model, optimizer, map(batch, range(steps))))}
     control = pruner.state_dict()["control"]
     found |= {f"control {name}": value.clone() for name, value in control.items()}
     found |= {f"latent {name}": value.clone() for name, value in pruner.state_dict()["latents"].items()}
@@ -94,12 +85,13 @@ def run(
 def assert_agree(
     build: Callable[[], nn.Module], kind: Kind, goal: pb.Goal, steps: int, **options: Any
 ) -> dict[str, Tensor]:
-    beside, inside = (run(build, kind, mount, goal, steps, **options) for mount in (pb.Pruner, pb.ParametrizedPruner))
+    beside, inside = (run(build, kind, mount, goal, steps, **options) for mount in MOUNTS)
     assert list(beside) == list(inside)
     assert [name for name in beside if not torch.equal(beside[name], inside[name])] == []
     return beside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OPTIMIZERS["sgd with decay"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("goal", GOALS.values(), ids=GOALS)
 def test_200_steps_agree_bit_for_bit(goal: pb.Goal, kind: Kind) -> None:
@@ -108,6 +100,7 @@ def test_200_steps_agree_bit_for_bit(goal: pb.Goal, kind: Kind) -> None:
     assert bool((found["pruned 1"] == 0).any())  # it did prune
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("goal", "kind", "steps"),
     [
@@ -133,31 +126,27 @@ def test_options_agree(options: dict[str, Any]) -> None:
 
 def test_two_optimizers_agree() -> None:
     """A model whose parts have an optimizer each is pruned by both mounts alike."""
-    runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
+
+    def run(mount: Any) -> list[Tensor]:
         model = perceptron()
-        first = torch.optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9)
-        second = torch.optim.AdamW([*model[3].parameters(), *model[5].parameters()], lr=1e-2)
+        first = sgd(model[1], lr=0.1)
+        second = adamw([*model[3].parameters(), *model[5].parameters()], lr=1e-2)
         pruner = mount(model, [first, second], GOALS["exact"], total_steps=50)
-        for step in range(50):
-            x, y = batch(step)
-            model.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            first.step()
-            second.step()
+        train(model, [first, second], map(batch, range(50)))
         pruner.finish()
-        runs.append([pruner.r(), *model.state_dict().values()])
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+        return [pruner.r(), *model.state_dict().values()]
+
+    assert_mounts_agree(run)
 
 
 def test_finish_leaves_the_same_plain_model() -> None:
     """Either mount ends with the classes, names, order and parameters that the model came with."""
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
+    for mount in MOUNTS:
         model = convolutional()
         given = list(model.parameters())
         optimizer = OPTIMIZERS["sgd"](model)
         pruner = mount(model, optimizer, GOALS["exact"], total_steps=5)
-        train(model, optimizer, range(5))
+        train(model, optimizer, map(batch, range(5)))
         report = pruner.finish()
         assert [type(m) for m in model.modules()] == [type(m) for m in convolutional().modules()]
         assert list(model.state_dict()) == list(convolutional().state_dict())
@@ -267,7 +256,7 @@ def test_lbfgs_is_refused_by_the_optimizer_mount() -> None:
 def test_a_closure_agrees_with_a_plain_step(kind: Kind) -> None:
     """In both mounts a step given a closure, as Lightning always does, gives the bits of zero_grad, backward, step."""
     runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
+    for mount in MOUNTS:
         for with_closure in (False, True):
             model = perceptron()
             optimizer = kind(model)

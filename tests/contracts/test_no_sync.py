@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT
 from networks import backward, batches, network, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -66,7 +67,7 @@ def refuse(*_, **__):
     raise ReadBackError("tolist or numpy")
 
 
-@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+@EITHER_MOUNT
 @pytest.mark.parametrize("goal", GOALS)
 def test_a_step_reads_nothing_back(goal, mount, monkeypatch):
     """Every operator of a step is one that a GPU can be asked for without waiting (float64: torch's own operators)."""

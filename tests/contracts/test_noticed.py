@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import itertools
 import pickle
 import re
@@ -16,25 +15,19 @@ from typing import Any
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
 from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
+from optimizers import Fails, Sam, adamw, sgd
+from saving import saved_and_loaded
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import pareback as pb
 
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 #: 80 % of the 1,280 + 2,048 weights are to go, over the first 20 of 40 steps.
 GOAL, KEPT, TOTAL, RAMP = pb.Budget(sparsity=0.8), 665, 40, 20
 
 Run = tuple[nn.Sequential, torch.optim.Optimizer, Any]
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=3e-3)
 
 
 MAKERS = pytest.mark.parametrize("make", [sgd, adamw])
@@ -86,7 +79,7 @@ def replace(model: nn.Sequential) -> None:
 LEAVING = {"assign=True": (assign, PRUNED), "another layer": (replace, PRUNED[:1])}
 
 
-@MOUNTS
+@EITHER_MOUNT
 @pytest.mark.parametrize("ask", ["step", "metrics"])
 @pytest.mark.parametrize("how", LEAVING)
 def test_parameters_that_left_the_model_are_named(how: str, ask: str, mount: Any) -> None:
@@ -101,7 +94,7 @@ def test_parameters_that_left_the_model_are_named(how: str, ask: str, mount: Any
     assert not any(other in str(one.message) for other in others for one in caught)
 
 
-@MOUNTS
+@EITHER_MOUNT
 @pytest.mark.parametrize("how", LEAVING)
 def test_finish_refuses_a_model_whose_parameters_left(how: str, mount: Any) -> None:
     """A report on weights that were never trained would be nonsense: an error names them and changes nothing."""
@@ -135,13 +128,6 @@ def unpickled(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
-def saved_and_loaded(thing: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(thing, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 ORDERS = ["model optimizer pruner", "pruner optimizer model", "optimizer model pruner", "optimizer pruner model"]
 WAYS = [
     *((pb.Pruner, copy.deepcopy, order, sgd) for order in ORDERS),
@@ -170,6 +156,7 @@ def go_on_side_by_side(run: tuple[Any, Any, Any], twin: tuple[Any, Any, Any], da
     assert_same(copied(twin[0]), copied(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mount", "way", "order", "make"), WAYS)
 def test_a_copy_of_model_optimizer_and_pruner_prunes_by_itself(mount: Any, way: Any, order: str, make: Any) -> None:
     """Copied together, in whatever order, the three belong together: the copy trains to the same bits and budget."""
@@ -193,7 +180,7 @@ def test_a_copied_tuple_prunes_by_itself(way: Any) -> None:
     assert_same(copied(run[0]), copied(first[0]))
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_copy_of_the_pruner_alone_brings_model_and_optimizers(mount: Any) -> None:
     """``deepcopy(pruner)`` is a whole run: ``twin.model`` and ``twin.optimizers``, here two of them, train on."""
     model = network()
@@ -208,25 +195,6 @@ def test_a_copy_of_the_pruner_alone_brings_model_and_optimizers(mount: Any) -> N
 
 
 # -- errors within a step -----------------------------------------------------------------------------------------
-
-
-class Fails(torch.optim.SGD):
-    """Raises in the middle of a step when told to: ``0.weight``, ``0.bias`` and ``2.weight`` have been moved then."""
-
-    error: BaseException | None = None
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for number, p in enumerate(p for group in self.param_groups for p in group["params"]):
-            if self.error is not None and number == 3:
-                raise self.error
-            if p.grad is not None:
-                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
-        return loss
 
 
 def failing(parameters: Any) -> Fails:
@@ -380,7 +348,7 @@ def test_schedulers_go_along(built: str, call: Any, mount: Any) -> None:
 # -- an optimizer in the place of the known one -------------------------------------------------------------------
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_new_optimizer_is_pruned_beside_from_its_first_step(mount: Any) -> None:
     """Replaced in the middle of the ramp without a word to the pruner: it says once that pruning goes on, and it does,
     along the ramp and from the latent weights that there are."""
@@ -434,7 +402,7 @@ def test_lbfgs_in_the_place_of_another_optimizer_is_refused() -> None:
     assert pruner.finish().pruned_nonzeros == sum(nonzeros(model)) == KEPT
 
 
-@MOUNTS
+@EITHER_MOUNT
 @pytest.mark.parametrize("whose", ["another model's", "the head's"])
 def test_optimizers_of_other_parameters_are_left_alone(whose: str, mount: Any) -> None:
     """A discriminator, a student, an unpruned head: their optimizers step as if there were no pruner."""
@@ -449,28 +417,6 @@ def test_optimizers_of_other_parameters_are_left_alone(whose: str, mount: Any) -
         assert nonzeros(other) == [1280, 2048]
     assert int(pruner.metrics()["step"]) == TOTAL
     assert pruner.finish().pruned_nonzeros == KEPT
-
-
-class Sam(torch.optim.Optimizer):
-    """The usual sharpness-aware wrapper: an optimizer over the groups of the one inside, whose step it calls."""
-
-    def __init__(self, parameters: Any, base: Any, **rest: Any) -> None:
-        super().__init__(parameters, rest)
-        self.base_optimizer = base(self.param_groups, **rest)
-        self.param_groups = self.base_optimizer.param_groups
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        held = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.stack([p.grad.norm() for p in held]).norm()
-        old = [p.data.clone() for p in held]
-        for p in held:
-            p.add_(p.grad, alpha=(0.05 / norm).item())
-        with torch.enable_grad():
-            closure()
-        for p, data in zip(held, old, strict=True):
-            p.data = data
-        self.base_optimizer.step()
 
 
 def test_a_wrapper_around_the_known_optimizer_is_no_other_one() -> None:
@@ -501,7 +447,7 @@ def thawing(mount: Any = pb.Pruner, **options: Any) -> Run:
     return model, optimizer, pruner
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_tensor_that_joined_the_optimizer_unpruned_is_named_once(mount: Any) -> None:
     """Gradual unfreezing: the next step says what is not pruned and how it would be, later steps nothing. The advice
     works: a second pruner takes it over."""
@@ -549,6 +495,7 @@ def of_two(mount: Any, total: int = TOTAL) -> tuple[nn.Sequential, list[torch.op
     return model, optimizers, mount(model, optimizers, GOAL, total_steps=total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mount", "times"), [(pb.Pruner, (5, 1)), (pb.ParametrizedPruner, (5, 1)), (pb.Pruner, (1, 5))]
 )
@@ -572,7 +519,7 @@ def test_rounds_end_with_the_last_optimizer(times: tuple[int, int], mount: Any) 
     assert pruner.finish().pruned_nonzeros == sum(nonzeros(model)) == KEPT
 
 
-@MOUNTS
+@EITHER_MOUNT
 @pytest.mark.parametrize("swapped", [False, True])
 def test_equal_steps_cause_no_warning(swapped: bool, mount: Any) -> None:
     """In the order given or the other, with an optimizer of unpruned tensors beside them that steps when it likes."""
@@ -674,7 +621,7 @@ def test_the_pruners_state_may_come_last() -> None:
     assert pruner.finish().pruned_nonzeros == KEPT
 
 
-@MOUNTS
+@EITHER_MOUNT
 @pytest.mark.parametrize("how", ["went on", "loaded before", "loaded after", "weights alone"])
 def test_pruning_that_starts_on_trained_dense_weights_is_silent(how: str, mount: Any) -> None:
     """A dense model that has been trained, or loaded, is where pruning usually starts, with a used optimizer too."""
@@ -749,7 +696,7 @@ def test_finishing_a_whole_training_is_silent(goal: pb.Goal, make: Any, mount: A
     assert messages == []
 
 
-@MOUNTS
+@EITHER_MOUNT
 @pytest.mark.parametrize("steps", [0, 3, 15])
 def test_finishing_early_is_said_once(steps: int, mount: Any) -> None:
     """The warning of a training cut short covers the cut."""
@@ -764,6 +711,7 @@ def test_finishing_early_is_said_once(steps: int, mount: Any) -> None:
 # ---------------------------------------------------------------- what a review found
 
 
+@pytest.mark.slow
 def test_a_pruner_that_nobody_can_reach_is_in_nobodys_way() -> None:
     """A function that failed and is tried again: the pruner of the first try is garbage, and not at work."""
     model = network()

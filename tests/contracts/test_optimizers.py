@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT
 from networks import PRUNED, assert_same, backward, batches, copied, network, nonzeros, train
+from optimizers import Fails, Sam
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import pareback as pb
-
-MOUNTS = [pb.Pruner, pb.ParametrizedPruner]
 
 
 class ThirdParty(torch.optim.Optimizer):
@@ -52,24 +52,6 @@ class DecaysAfterwards(torch.optim.SGD):
         return loss
 
 
-class Fails(torch.optim.SGD):
-    """Raises in the middle of a step when told to, with half of the parameters moved."""
-
-    failing = False
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for number, p in enumerate(parameters):
-            if self.failing and number == len(parameters) // 2:
-                raise RuntimeError("the disk is full")
-            if p.grad is not None:
-                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
-
-
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4),
@@ -103,7 +85,8 @@ def _torch_step_is_hooked():
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.slow
+@EITHER_MOUNT
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_trains_to_the_budget(name, mount):
     """Whatever the optimizer: sparse after each step, on target after the ramp, exact at the end, and it learns."""
@@ -227,7 +210,8 @@ def test_an_optimizer_that_ignores_its_closure_keeps_latent_weights(shrink):
 # -- several optimizers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.slow
+@EITHER_MOUNT
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.8), pb.Fixed(sparsity=0.8), pb.Unconstrained(weight=1.0)])
 def test_two_optimizers_in_either_order(goal, swapped, mount):
@@ -343,7 +327,8 @@ def test_two_pruners_on_one_optimizer():
 # -- closures -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.slow
+@EITHER_MOUNT
 @pytest.mark.parametrize("how", ["positional", "keyword"])
 @pytest.mark.parametrize("name", ["SGD momentum", "AdamW", "third party", "calls super", "decays afterwards"])
 def test_a_step_given_a_closure(name, how, mount):
@@ -385,7 +370,7 @@ def test_no_closure_given_explicitly(how):
     assert int(pruner.metrics()["step"]) == 1
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_a_closure_that_raises_changes_nothing(mount):
     """An error in the closure (a NaN check, Ctrl-C) leaves weights and thresholds as they were; training goes on."""
     model = network()
@@ -447,7 +432,7 @@ def test_lbfgs_needs_the_other_mount():
 # -- errors within a step -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 @pytest.mark.parametrize("ask", ["metrics", "state_dict", "counts", "inspect"])
 def test_asking_after_a_failed_step_finds_the_model_pruned(ask, mount):
     """An exception inside ``step`` leaves the latent weights behind; the next question to the pruner prunes again."""
@@ -455,7 +440,7 @@ def test_asking_after_a_failed_step_finds_the_model_pruned(ask, mount):
     optimizer = Fails(model.parameters(), lr=0.1)
     pruner = mount(model, optimizer, pb.Fixed(sparsity=0.8))
     train(model, optimizer, batches(5))
-    optimizer.failing = True
+    optimizer.error = RuntimeError("the disk is full")
     with pytest.raises(RuntimeError, match="disk"):
         train(model, optimizer, batches(1))
     {
@@ -470,7 +455,7 @@ def test_asking_after_a_failed_step_finds_the_model_pruned(ask, mount):
     assert pruner.metrics()["tensor_sparsity"].tolist() == pytest.approx([1 - counts[0] / 1280, 1 - counts[1] / 2048])
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 @pytest.mark.parametrize("with_closure", [False, True])
 def test_training_goes_on_after_a_failed_step(with_closure, mount):
     """Whoever catches the exception and goes on has a pruned model after the next step, and meets the budget."""
@@ -478,14 +463,14 @@ def test_training_goes_on_after_a_failed_step(with_closure, mount):
     optimizer = Fails(model.parameters(), lr=0.1)
     pruner = mount(model, optimizer, pb.Budget(sparsity=0.8), total_steps=40)
     train(model, optimizer, batches(25))
-    optimizer.failing = True
+    optimizer.error = RuntimeError("the disk is full")
     for _ in range(2):
         closure = (lambda: backward(model, batches(1)[0])) if with_closure else None
         if closure is None:
             backward(model, batches(1)[0])
         with pytest.raises(RuntimeError, match="disk"):
             optimizer.step(closure)
-    optimizer.failing = False
+    optimizer.error = None
     for batch in batches(15):
         train(model, optimizer, [batch])
         counts = [int(_seen(model, name).count_nonzero()) for name in PRUNED]
@@ -500,7 +485,7 @@ def test_finish_after_a_failed_step():
     model = network()
     optimizer = Fails(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), ramp=0)
-    optimizer.failing = True
+    optimizer.error = RuntimeError("the disk is full")
     with pytest.raises(RuntimeError, match="disk"):
         train(model, optimizer, batches(1))
     assert pruner.finish().pruned_nonzeros == sum(nonzeros(model)) == 665
@@ -590,40 +575,7 @@ def test_the_hooks_are_gone_after_finish():
     assert nonzeros(model)[0] > 1000
 
 
-def test_a_pruner_without_a_name_stays_alive():
-    """The optimizer keeps the pruner: nobody has to hold on to it."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pb.Pruner(model, optimizer, pb.Fixed(sparsity=0.8))
-    train(model, optimizer, batches(3))
-    assert nonzeros(model) == [256, 409]
-
-
 # -- wrappers -----------------------------------------------------------------------------------------------------
-
-
-class Sam(torch.optim.Optimizer):
-    """The usual two-step sharpness-aware wrapper."""
-
-    def __init__(self, params, base, rho=0.05, **rest):
-        super().__init__(params, {"rho": rho, **rest})
-        self.base_optimizer = base(self.param_groups, **rest)
-        self.param_groups = self.base_optimizer.param_groups
-
-    @torch.no_grad()
-    def first_step(self):
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
-        for p in parameters:
-            self.state[p]["old"] = p.data.clone()
-            p.add_(p.grad, alpha=(self.defaults["rho"] / norm).item())
-
-    @torch.no_grad()
-    def second_step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data = self.state[p]["old"]
-        self.base_optimizer.step()
 
 
 class Lookahead(torch.optim.Optimizer):

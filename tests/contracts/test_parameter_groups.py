@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
 from networks import assert_same, backward, batches, copied, network, train
 
 import pareback as pb
 
-MOUNTS = [pb.Pruner, pb.ParametrizedPruner]
 KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
@@ -14,7 +14,7 @@ def grouped(model, kind, first, second, **rest):
     return kind([{"params": model[:2].parameters(), **first}, {"params": model[2:].parameters(), **second}], **rest)
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("still", [0, 1])
 def test_a_group_at_rest_keeps_its_threshold(kind, still, mount):
@@ -32,7 +32,7 @@ def test_a_group_at_rest_keeps_its_threshold(kind, still, mount):
     assert after[1 - still] != before[1 - still]
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_a_threshold_moves_in_proportion_to_its_groups_rate(mount):
     """Doubling one group's lr doubles that tensor's first move and leaves the other's alone."""
 
@@ -67,7 +67,7 @@ def test_the_first_move_is_the_one_on_paper():
     torch.testing.assert_close(pruner.r() - r.detach(), wanted, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_weight_decay_acts_on_latent_weights(mount):
     """Decay shrinks pruned and surviving weights alike, by its own group's factor."""
     model = network()
@@ -83,7 +83,7 @@ def test_weight_decay_acts_on_latent_weights(mount):
     assert pruner.counts() == [640, 1024]
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 @pytest.mark.parametrize("kind", KINDS)
 def test_thresholds_follow_a_scheduler(kind, mount):
     """Once a schedule has taken lr to zero, thresholds stand still; before that they move less and less."""
@@ -102,7 +102,7 @@ def test_thresholds_follow_a_scheduler(kind, mount):
     assert (moves[7] < 0.3 * moves[0]).all()
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tensor_as_learning_rate(kind, mount):
     """lr may be a tensor: same thresholds as the number, and changing it in place is followed."""
@@ -180,7 +180,7 @@ def test_rates_survive_loading_the_optimizers_state():
     assert torch.equal(pruner.r(), before)
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_maximising_pulls_thresholds_the_other_way(mount):
     """Maximising −L is minimising L, for the thresholds as for the weights."""
 

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from mounts import EITHER_MOUNT, assert_mounts_agree
+from networks import noise, train
+from optimizers import sgd
 from torch import Tensor, nn
 
 import pareback as pb
 
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 GOAL = pb.Budget(sparsity=0.8)
 
 
@@ -22,20 +25,17 @@ def layer(kind: Any) -> nn.RNNBase:
 
 
 def sequences(seed: int) -> Tensor:
-    return torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(seed))
+    return noise(seed, 4, 6, 16)
 
 
-def train(module: nn.RNNBase, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for step in range(steps):
-        x = sequences(step)
-        optimizer.zero_grad()
-        (module(x)[0] - x.cumsum(1).repeat(1, 1, 3).tanh()).square().mean().backward()
-        optimizer.step()
+def learn_to_sum(module: nn.RNNBase, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    data = [(x, x.cumsum(1).repeat(1, 1, 3).tanh()) for x in map(sequences, range(steps))]
+    train(module, optimizer, data, lambda found, y: F.mse_loss(found[0], y))
 
 
 def start(kind: Any, mount: Any, steps: int) -> tuple[nn.RNNBase, torch.optim.Optimizer, Any]:
     module = layer(kind)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
+    optimizer = sgd(module, lr=0.5)
     return module, optimizer, mount(module, optimizer, GOAL, total_steps=steps)
 
 
@@ -51,13 +51,13 @@ def plain(kind: Any, given: dict[str, Tensor]) -> nn.RNNBase:
 
 
 @KINDS
-@MOUNTS
+@EITHER_MOUNT
 def test_a_recurrent_layer_trains_to_its_budget(kind: Any, mount: Any) -> None:
     """Every matrix of both layers and directions is pruned under its own name, biases are not; the count is exact."""
     module, optimizer, pruner = start(kind, mount, 20)
     matrices = [name for name in layer(kind)._flat_weights_names if name.startswith("weight")]
     assert pruner.names == matrices
-    train(module, optimizer, 20)
+    learn_to_sum(module, optimizer, 20)
     report = pruner.finish()
     size = sum(getattr(module, name).numel() for name in matrices)
     assert report.pruned_nonzeros == sum(int(getattr(module, name).count_nonzero()) for name in matrices) == size // 5
@@ -65,13 +65,13 @@ def test_a_recurrent_layer_trains_to_its_budget(kind: Any, mount: Any) -> None:
 
 
 @KINDS
-@MOUNTS
+@EITHER_MOUNT
 def test_outputs_are_those_of_a_plain_layer_with_the_pruned_weights(kind: Any, mount: Any) -> None:
     """During training, in evaluation and in training mode, the layer computes with the weights one can read from it."""
     module, optimizer, pruner = start(kind, mount, 20)
     x = sequences(99)
     for _ in range(4):
-        train(module, optimizer, 3)
+        learn_to_sum(module, optimizer, 3)
         reference = plain(kind, weights(module))
         assert sum(int((w == 0).sum()) for w in weights(module).values()) >= sum(
             p.numel() - n for p, n in zip(pruner.parameters, pruner.counts(), strict=True)
@@ -81,29 +81,31 @@ def test_outputs_are_those_of_a_plain_layer_with_the_pruned_weights(kind: Any, m
         assert torch.equal(module.train()(x)[0], reference(x)[0])
 
 
+@pytest.mark.slow
 @KINDS
 def test_both_mounts_agree(kind: Any) -> None:
     """After 50 steps the two mounts have the same weights, latent weights and thresholds to the last bit."""
-    runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
+
+    def run(mount: Any) -> list[Tensor]:
         module, optimizer, pruner = start(kind, mount, 50)
-        train(module, optimizer, 50)
+        learn_to_sum(module, optimizer, 50)
         during = weights(module)
         latents = [latent.clone() for latent in pruner.state_dict()["latents"].values()]
         pruner.finish()
-        runs.append([*during.values(), *latents, pruner.r(), *weights(module).values()])
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+        return [*during.values(), *latents, pruner.r(), *weights(module).values()]
+
+    assert_mounts_agree(run)
 
 
 @KINDS
-@MOUNTS
+@EITHER_MOUNT
 def test_finish_leaves_a_plain_layer_that_uses_the_pruned_weights(kind: Any, mount: Any) -> None:
     """Type, names, order and identity of the parameters are the first ones; later changes reach the forward pass."""
     module = layer(kind)
     given = list(module.parameters())
-    optimizer = torch.optim.SGD(given, lr=0.5, momentum=0.9)
+    optimizer = sgd(given, lr=0.5)
     pruner = mount(module, optimizer, GOAL, total_steps=5)
-    train(module, optimizer, 5)
+    learn_to_sum(module, optimizer, 5)
     pruner.finish()
     assert type(module) is kind
     assert vars(module).keys() == vars(layer(kind)).keys()
@@ -113,7 +115,7 @@ def test_finish_leaves_a_plain_layer_that_uses_the_pruned_weights(kind: Any, mou
     assert all(now is before for now, before in zip(module.parameters(), given, strict=True))
     x = sequences(99)
     assert torch.equal(module(x)[0], plain(kind, weights(module))(x)[0])
-    train(module, optimizer, 2)  # the next steps change the weights in place
+    learn_to_sum(module, optimizer, 2)  # the next steps change the weights in place
     assert torch.equal(module(x)[0], plain(kind, weights(module))(x)[0])
     twin = copy.deepcopy(module)
     with torch.no_grad():
@@ -122,7 +124,7 @@ def test_finish_leaves_a_plain_layer_that_uses_the_pruned_weights(kind: Any, mou
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
-@MOUNTS
+@EITHER_MOUNT
 def test_a_projected_lstm_trains_to_its_budget(mount: Any) -> None:
     """The extra matrices of proj_size are weights like the others."""
     torch.manual_seed(0)

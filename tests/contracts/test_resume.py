@@ -5,11 +5,12 @@ import warnings
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
 from networks import assert_same, batches, copied, network, train
+from saving import saved_and_loaded
 
 import pareback as pb
 
-MOUNTS = [pb.Pruner, pb.ParametrizedPruner]
 OPTIMIZERS = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3),
@@ -29,6 +30,11 @@ GOALS = {
 }
 
 
+def states_of(*things):
+    """Return the states of things as a checkpoint gives them back through the safe loader."""
+    return saved_and_loaded([thing.state_dict() for thing in things], weights_only=True)
+
+
 def build(seed, optimizer, goal, mount):
     model = network(seed)
     made = OPTIMIZERS[optimizer](model)
@@ -46,22 +52,18 @@ def everything(model, optimizer, pruner):
     return found
 
 
-def saved_and_loaded(path, *things):
-    torch.save([thing.state_dict() for thing in things], path)
-    return torch.load(path, weights_only=True)
-
-
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.slow
+@EITHER_MOUNT
 @pytest.mark.parametrize(
     ("goal", "optimizer"),
     [*((goal, "sgd") for goal in GOALS), *((goal, "adamw") for goal in ("exact", "search", "unconstrained"))],
 )
-def test_a_resumed_run_equals_the_straight_one(optimizer, goal, mount, tmp_path):
+def test_a_resumed_run_equals_the_straight_one(optimizer, goal, mount):
     """30 steps, a checkpoint file, fresh objects and 30 more: the same bits as 60 at a stretch, and after finish()."""
     data = batches(60)
     straight = build(0, optimizer, goal, mount)
     train(straight[0], straight[1], data[:30])
-    states = saved_and_loaded(tmp_path / "checkpoint.pt", *straight)
+    states = states_of(*straight)
     resumed = build(11, optimizer, goal, mount)
     for thing, state in zip(resumed, states, strict=True):
         thing.load_state_dict(state)
@@ -74,13 +76,13 @@ def test_a_resumed_run_equals_the_straight_one(optimizer, goal, mount, tmp_path)
     assert_same(copied(resumed[0]), copied(straight[0]))
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
-def test_a_loaded_model_computes_as_the_saved_one_before_any_step(mount, tmp_path):
+@EITHER_MOUNT
+def test_a_loaded_model_computes_as_the_saved_one_before_any_step(mount):
     """Evaluation right after loading gives the saved model's outputs, without a step in between."""
     model, optimizer, pruner = build(0, "sgd", "exact", mount)
     train(model, optimizer, batches(40))
     x = batches(1, seed=3)[0][0]
-    states = saved_and_loaded(tmp_path / "checkpoint.pt", model, optimizer, pruner)
+    states = states_of(model, optimizer, pruner)
     other = build(7, "sgd", "exact", mount)
     for thing, state in zip(other, states, strict=True):
         thing.load_state_dict(state)
@@ -90,7 +92,7 @@ def test_a_loaded_model_computes_as_the_saved_one_before_any_step(mount, tmp_pat
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_resuming_with_two_optimizers(swapped, tmp_path):
+def test_resuming_with_two_optimizers(swapped):
     """Two optimizers, stepped in the order given or the other, resume bit for bit too."""
 
     def make(seed):
@@ -107,7 +109,7 @@ def test_resuming_with_two_optimizers(swapped, tmp_path):
     straight, first = make(0), make(0)
     run(straight, batches(30))
     run(first, batches(30)[:15])
-    states = saved_and_loaded(tmp_path / "checkpoint.pt", *first)
+    states = states_of(*first)
     resumed = make(4)
     for thing, state in zip(resumed, states, strict=True):
         thing.load_state_dict(state)
@@ -116,11 +118,11 @@ def test_resuming_with_two_optimizers(swapped, tmp_path):
     assert_same(copied(resumed[0]), copied(straight[0]))
 
 
-def test_a_checkpoint_of_plain_tensors(tmp_path):
+def test_a_checkpoint_of_plain_tensors():
     """The state holds tensors, strings and numbers only, named by tensor, so that other tools can read it."""
     model, optimizer, pruner = build(0, "sgd", "exact", pb.Pruner)
     train(model, optimizer, batches(3))
-    (state,) = saved_and_loaded(tmp_path / "pruner.pt", pruner)
+    (state,) = states_of(pruner)
     assert state["names"] == ["0.weight", "2.weight"]
     assert set(state["latents"]) == {"0.weight", "2.weight"}
     assert all(type(value) is torch.Tensor for value in [*state["control"].values(), *state["latents"].values()])
@@ -136,12 +138,12 @@ def test_a_copied_state_does_not_follow_the_training():
     assert int(pruner.metrics()["step"]) == 0
 
 
-def test_resuming_on_another_precision_of_the_file(tmp_path):
+def test_resuming_on_another_precision_of_the_file():
     """A state saved in float32 loads into a float64 model, as torch's own states do."""
     _, _, pruner = build(0, "sgd", "unconstrained", pb.Pruner)
     wide = network(3, dtype=torch.float64)
     other = pb.Pruner(wide, torch.optim.SGD(wide.parameters(), lr=0.1), pb.Unconstrained(weight=1.0))
-    other.load_state_dict(saved_and_loaded(tmp_path / "pruner.pt", pruner)[0])
+    other.load_state_dict(states_of(pruner)[0])
     assert other.r().dtype == torch.float64
     assert torch.equal(other.r().float(), pruner.r())
 
@@ -192,7 +194,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_a_state_that_does_not_fit_is_refused(what, mount):
     """Wrong version, names, shapes or missing parts give a ValueError that names them, and leave the run as it was."""
     change, words = WRONG[what]
@@ -215,7 +217,7 @@ def test_the_state_of_something_else_is_refused(wrong):
         pruner.load_state_dict({"model": model, "optimizer": optimizer}[wrong].state_dict())
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_finished_pruners_load_nothing(mount):
     """After ``finish()`` there is nothing to resume; loading says so instead of half-doing it."""
     model, optimizer, pruner = build(0, "sgd", "search", mount)
@@ -243,7 +245,7 @@ def test_a_finished_state_is_not_resumed_from():
     assert model is not None
 
 
-@pytest.mark.parametrize("mount", MOUNTS)
+@EITHER_MOUNT
 def test_a_state_goes_on_to_another_goal_with_a_warning(mount):
     """From a run to 60 % zeros to one of 90 %: both goals are named, and the new one is met. States from before
     goals were saved, and those of the same goal, say nothing."""

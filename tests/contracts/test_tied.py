@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT, assert_mounts_agree
+from networks import train
+from optimizers import sgd
 from torch import Tensor, nn
 
 import pareback as pb
 
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 WORDS, WIDTH = 60, 32
 
 
@@ -38,26 +40,23 @@ def tokens(seed: int) -> Tensor:
     return torch.randint(WORDS, (8, 12), generator=torch.Generator().manual_seed(seed))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for step in range(steps):
-        text = tokens(step)
-        optimizer.zero_grad()
-        F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
-        optimizer.step()
+def learn_to_go_on(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    data = [(text[:, :-1], text[:, 1:].flatten()) for text in map(tokens, range(steps))]
+    train(model, optimizer, data, lambda found, y: F.cross_entropy(found.flatten(0, 1), y))
 
 
 def start(mount: Any, steps: int, **options: Any) -> tuple[Language, torch.optim.Optimizer, Any]:
     model = language()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sgd(model, lr=0.1)
     return model, optimizer, mount(model, optimizer, pb.Budget(sparsity=0.8), total_steps=steps, **options)
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_tie_is_counted_once(mount: Any) -> None:
     """Budget, report and names speak of the shared tensor once."""
     model, optimizer, pruner = start(mount, 10)
     assert [p.numel() for p in pruner.parameters] == [WORDS * WIDTH, WIDTH * WIDTH]
-    train(model, optimizer, 10)
+    learn_to_go_on(model, optimizer, 10)
     report = pruner.finish()
     assert report.params == WORDS * WIDTH + WIDTH * WIDTH + WIDTH + WORDS
     assert report.pruned_params == WORDS * WIDTH + WIDTH * WIDTH
@@ -70,7 +69,7 @@ def test_a_tie_stays_tied_in_the_optimizer_mount() -> None:
     model, optimizer, pruner = start(pb.Pruner, 10)
     shared = model.embed.weight
     for _ in range(10):
-        train(model, optimizer, 1)
+        learn_to_go_on(model, optimizer, 1)
         assert model.head.weight is model.embed.weight is shared
         assert int((shared == 0).sum()) == shared.numel() - pruner.counts()[0]
     pruner.finish()
@@ -81,10 +80,10 @@ def test_a_tie_stays_tied_in_the_parametrization_mount() -> None:
     """Both layers compute from the one latent weight, and hold the one parameter again after finish()."""
     model = language()
     shared = model.embed.weight
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sgd(model, lr=0.1)
     pruner = pb.ParametrizedPruner(model, optimizer, pb.Budget(sparsity=0.8), total_steps=10)
     for _ in range(10):
-        train(model, optimizer, 1)
+        learn_to_go_on(model, optimizer, 1)
         latents = [layer.parametrizations.weight.original for layer in (model.embed, model.head)]
         assert latents[0] is latents[1] is shared
         assert torch.equal(model.embed.weight, model.head.weight)
@@ -97,22 +96,23 @@ def test_a_tie_stays_tied_in_the_parametrization_mount() -> None:
 
 def test_both_mounts_agree() -> None:
     """The gradients of both uses meet in the one weight the same way: bit for bit after 50 steps and after finish()."""
-    runs = []
-    for mount in (pb.Pruner, pb.ParametrizedPruner):
+
+    def run(mount: Any) -> list[Tensor]:
         model, optimizer, pruner = start(mount, 50)
-        train(model, optimizer, 50)
+        learn_to_go_on(model, optimizer, 50)
         during = [model.embed.weight, model.head.weight, model.middle.weight, model.head.bias, pruner.r()]
         during = [value.detach().clone() for value in during]
         pruner.finish()
-        runs.append([*during, *model.state_dict().values()])
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+        return [*during, *model.state_dict().values()]
+
+    assert_mounts_agree(run)
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_checkpoint_has_both_names_and_one_value(mount: Any) -> None:
     """A fresh tied model loads the checkpoint strictly and computes the same."""
     model, optimizer, pruner = start(mount, 10)
-    train(model, optimizer, 10)
+    learn_to_go_on(model, optimizer, 10)
     pruner.finish()
     state = model.state_dict()
     assert list(state) == list(language().state_dict())
@@ -124,12 +124,12 @@ def test_a_checkpoint_has_both_names_and_one_value(mount: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["embed.weight", "head.weight"])
-@MOUNTS
+@EITHER_MOUNT
 def test_either_name_of_a_tied_weight_excludes_it(mount: Any, name: str) -> None:
     """A user who leaves the output layer out by its name is understood, though torch lists it under the embedding's."""
     model, optimizer, pruner = start(mount, 10, exclude=name)
     assert [p.numel() for p in pruner.parameters] == [WIDTH * WIDTH]
-    train(model, optimizer, 10)
+    learn_to_go_on(model, optimizer, 10)
     pruner.finish()
     assert bool((model.head.weight != 0).all())
 

@@ -466,6 +466,7 @@ def unfused_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("mobilenet_v3_small", 64), ("vit_b_32", 224)])
 def test_vision_models_agree_with_the_counter_of_torch(name: str, size: int) -> None:
     """On the meta device, with no arithmetic done, the totals are the same."""

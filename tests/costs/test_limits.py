@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from limits import limit
 from torch import nn
 
 import pareback as pb
@@ -216,35 +217,29 @@ def test_layer_density_does_not_undercut_the_floor() -> None:
 # ---------------------------------------------------------------- several limits
 
 
-def limit(
-    name: str, per_weight: list[float], allowed: float, fixed: int = 0, sizes: tuple[int, ...] = (10, 10)
-) -> Limit:
-    return Limit(name, tuple(Fraction(w) for w in per_weight), Fraction(fixed), Fraction(allowed), sizes)
-
-
 def test_parallel_limits_are_recognised() -> None:
     """The same weights up to a factor are parallel, others are not, nor where a tensor is free in one."""
-    one = limit("sparsity", [1, 1], 10)
-    assert one.parallel(limit("bytes", [4, 4], 60, fixed=7))
-    assert not one.parallel(limit("flops", [1, 2], 10))
-    assert not one.parallel(limit("flops", [0, 1], 10))
-    assert not limit("flops", [0, 1], 10).parallel(one)
+    one = limit([1, 1], 10, name="sparsity")
+    assert one.parallel(limit([4, 4], 60, fixed=7, name="bytes"))
+    assert not one.parallel(limit([1, 2], 10, name="flops"))
+    assert not one.parallel(limit([0, 1], 10, name="flops"))
+    assert not limit([0, 1], 10, name="flops").parallel(one)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_tighter_of_parallel_limits_stays(order: int) -> None:
     """Sparsity 50 % is tighter than 15 + 5 parameters of 20 + 5, in any order; limits across stay."""
-    tight, loose = limit("sparsity", [1, 1], 10), limit("params", [1, 1], 20, fixed=5)
-    across = limit("flops", [1, 2], 12)
+    tight, loose = limit([1, 1], 10, name="sparsity"), limit([1, 1], 20, fixed=5, name="params")
+    across = limit([1, 2], 12, name="flops")
     assert set(reduced([tight, across, loose][::order])) == {tight, across}
     # 12 is more than 10 and 28 too, but 5 are spent already, and a byte is a quarter of a weight.
-    assert reduced([tight, limit("params", [1, 1], 12, fixed=5)][::order])[0].name == "params"
-    assert reduced([tight, limit("bytes", [4, 4], 28)][::order])[0].name == "bytes"
+    assert reduced([tight, limit([1, 1], 12, fixed=5, name="params")][::order])[0].name == "params"
+    assert reduced([tight, limit([4, 4], 28, name="bytes")][::order])[0].name == "bytes"
 
 
 def test_reduced_keeps_one_of_many_twins() -> None:
     """Of three parallel limits the middle one in order wins if it is the tightest."""
-    a, b, c = limit("sparsity", [1, 1], 10), limit("params", [1, 1], 8), limit("bytes", [2, 2], 19)
+    a, b, c = limit([1, 1], 10, name="sparsity"), limit([1, 1], 8, name="params"), limit([2, 2], 19, name="bytes")
     assert reduced([a, b, c]) == [b]
     assert reduced([a]) == [a]
 
@@ -259,7 +254,7 @@ def test_parallel_limits_of_a_real_model() -> None:
 
 def test_a_limit_on_nothing_prunable_binds_nothing() -> None:
     """An embedding has no FLOPs: its limit has no shares and a density of one."""
-    one = limit("flops", [0, 0], 5, fixed=5)
+    one = limit([0, 0], 5, fixed=5, name="flops")
     assert one.density == 1
     assert one.shares == [0.0, 0.0]
 
@@ -270,8 +265,8 @@ def test_a_limit_on_nothing_prunable_binds_nothing() -> None:
 def test_a_reachable_limit_has_no_problem() -> None:
     """At the floor to the weight is reachable; one less is not."""
     ranges = [Range(2, 10), Range(3, 10)]
-    assert unreachable([limit("params", [1, 1], 12, fixed=7)], ranges) == []
-    assert len(unreachable([limit("params", [1, 1], 11, fixed=7)], ranges)) == 1
+    assert unreachable([limit([1, 1], 12, fixed=7, name="params")], ranges) == []
+    assert len(unreachable([limit([1, 1], 11, fixed=7, name="params")], ranges)) == 1
 
 
 def test_an_unreachable_limit_is_explained_in_numbers() -> None:
@@ -289,7 +284,8 @@ def test_an_unreachable_limit_is_explained_in_numbers() -> None:
 def test_every_unreachable_limit_is_named() -> None:
     """Two limits that fail give two sentences in their own units."""
     problems = unreachable(
-        [limit("bytes", [4, 4], 4), limit("flops", [1, 1], 50), limit("flops", [1, 2], 2)], [Range(1, 9)] * 2
+        [limit([4, 4], 4, name="bytes"), limit([1, 1], 50, name="flops"), limit([1, 2], 2, name="flops")],
+        [Range(1, 9)] * 2,
     )
     assert ["bytes" in problems[0], "FLOPs" in problems[1], len(problems)] == [True, True, 2]
 
@@ -307,7 +303,7 @@ def test_layer_density_can_make_a_budget_unreachable() -> None:
 
 def test_units_and_figures() -> None:
     """Every limit has a unit; counts are written with separators and rounded up."""
-    assert [unit(limit(name, [1, 1], 1)) for name in ("sparsity", "params", "flops", "bytes")] == [
+    assert [unit(limit([1, 1], 1, name=name)) for name in ("sparsity", "params", "flops", "bytes")] == [
         "non-zero pruned weights",
         "parameters",
         "FLOPs",

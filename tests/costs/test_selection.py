@@ -86,6 +86,7 @@ def test_tied_weights_are_chosen_once() -> None:
 # ---------------------------------------------------------------- names
 
 
+@pytest.mark.slow
 def test_names_ignore_torch_compile() -> None:
     """A compiled model, whole or in part, has the names of the plain one."""
     model = nn.Sequential(nn.Linear(40, 25), nn.Linear(25, 40))
@@ -102,6 +103,7 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 def test_names_ignore_ddp_but_not_a_submodule_called_module() -> None:
     """DDP's "module." prefix is dropped once; a model's own submodule of that name keeps it."""

@@ -5,52 +5,22 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from mounts import EITHER_MOUNT
+from networks import batches, network, train, training
+from torch import nn
 
 import pareback as pb
 from pareback.shrink import power
-
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread(one_thread: None) -> None:
     """Every network here is small."""
-
-
-def network(seed: int = 0) -> nn.Sequential:
-    """A classifier of 20 features: 1,280 + 2,048 weights that are pruned by default, 228 parameters that are not."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
-
-
-def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A task that can be learned: the class is the largest of four of the features."""
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(count):
-        x = torch.randn(16, 20, generator=generator)
-        yield x, x[:, :4].argmax(1)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Iterator[None]:
-    """Train, yielding after every step."""
-    for x, y in batches(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        yield
-
-
-def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in train(model, optimizer, steps):
-        pass
 
 
 # -- FLOPs --------------------------------------------------------------------------------------------------------
@@ -76,7 +46,7 @@ def tag(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         optimizer.step()
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_flops_budget_leaves_alone_what_costs_no_flops(mount: Any) -> None:
     """A fifth of 33,280 FLOPs are 6,656, or 665 weights that cost 10 each. Zeros in the lookup would not help."""
     model = tagger()
@@ -141,7 +111,7 @@ def kept_after(goal: pb.Goal) -> int:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pruner = pb.Pruner(model, optimizer, goal, total_steps=300)
-    run(model, optimizer, 300)
+    train(model, optimizer, batches(300))
     pruner.finish()
     return sum(int(model[i].weight.count_nonzero()) for i in (0, 2))
 
@@ -177,7 +147,7 @@ def test_the_loss_of_an_exact_budget_is_the_true_excess(goal: pb.Goal, allowed: 
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     pruner = mount(model, optimizer, goal, total_steps=40)
-    for number, _ in enumerate(train(model, optimizer, 40), 1):
+    for number, _ in enumerate(training(model, optimizer, batches(40)), 1):
         if number < 20:  # the target is still growing
             continue
         kept = sum(int(model[i].weight.count_nonzero()) for i in (0, 2))
@@ -194,7 +164,7 @@ def test_the_loss_of_a_budget_that_binds_nothing_is_zero() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     pruner = pb.Pruner(model, optimizer, pb.Budget(params=1.0), total_steps=5)
-    for _ in train(model, optimizer, 5):
+    for _ in training(model, optimizer, batches(5)):
         assert float(pruner.metrics()["loss"]) == pytest.approx(0.0, abs=2e-6)
 
 
@@ -239,45 +209,45 @@ OLD = ("version", "goal", "names", "control", "pending", "latents")
 OLD_CONTROL = ("r", "threshold", "spread", "peak", "nonzero", "band", "step", "velocity", "square", "normalised")
 
 
-def training(mount: Any, steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def trained_for(mount: Any, steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     pruner = mount(model, optimizer, pb.Budget(sparsity=0.8), total_steps=40)
-    run(model, optimizer, steps)
+    train(model, optimizer, batches(steps))
     return model, optimizer, pruner
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_state_of_version_1_goes_on_to_the_exact_budget(mount: Any) -> None:
     """States are of version 2. One of an older release, without what it did not know of, is loaded all the same."""
-    model, optimizer, pruner = training(mount, 15)
+    model, optimizer, pruner = trained_for(mount, 15)
     state = copy.deepcopy(pruner.state_dict())
     assert state["version"] == 2
     old = {name: state[name] for name in OLD} | {"version": 1}
     old["control"] = {name: state["control"][name] for name in OLD_CONTROL}
 
-    other, own, again = training(mount, 0, seed=4)
+    other, own, again = trained_for(mount, 0, seed=4)
     other.load_state_dict(copy.deepcopy(model.state_dict()))
     own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     again.load_state_dict(old)
     assert int(again.metrics()["step"]) == 15
     assert again.counts() == pruner.counts()
     assert torch.equal(again.r(), pruner.r())
-    run(other, own, 25)
+    train(other, own, batches(25))
     assert sum(again.counts()) == pytest.approx(665, abs=60)
     assert again.finish().pruned_nonzeros == 665
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_what_version_1_did_not_hold_starts_afresh(mount: Any) -> None:
     """It does not stay what it was in the pruner that the old state is loaded into: the same run follows twice."""
-    _, _, pruner = training(mount, 15)
+    _, _, pruner = trained_for(mount, 15)
     state = copy.deepcopy(pruner.state_dict())
     old = {name: state[name] for name in OLD} | {"version": 1}
     old["control"] = {name: state["control"][name] for name in OLD_CONTROL}
     found = []
     for steps in (0, 12):
-        *_, again = training(mount, steps, seed=4)
+        *_, again = trained_for(mount, steps, seed=4)
         again.load_state_dict(copy.deepcopy(old))
         for name in again.names:  # the latent weights are the state's; the rest is to be the same, too
             assert torch.equal(again.state_dict()["latents"][name], state["latents"][name])
@@ -286,10 +256,10 @@ def test_what_version_1_did_not_hold_starts_afresh(mount: Any) -> None:
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_state_of_a_later_release_is_refused(mount: Any) -> None:
     """The sentence names its version, and nothing has changed."""
-    _, _, pruner = training(mount, 5)
+    _, _, pruner = trained_for(mount, 5)
     state = copy.deepcopy(pruner.state_dict())
     before = pruner.r()
     with pytest.raises(pb.UserError, match="version 99") as caught:
@@ -329,10 +299,10 @@ def test_power_shrink_just_above_its_threshold(above: Any) -> None:
             assert sign * found == pytest.approx(wanted, rel=1e-6, abs=0.0)
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_weights_in_training_follow_the_curve(mount: Any) -> None:
     """Every weight that the model computes with, from the thresholds and latent weights in the pruner's state."""
-    model, _, pruner = training(mount, 30)
+    model, _, pruner = trained_for(mount, 30)
     state = pruner.state_dict()
     nearest = math.inf
     for i, name, threshold in zip((0, 2), pruner.names, state["control"]["threshold"].tolist(), strict=True):

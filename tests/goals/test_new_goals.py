@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
+from networks import backward, batches, network, train
+from optimizers import sgd
+from saving import saved_and_loaded
 from torch import Tensor, nn
 
 import pareback as pb
 from pareback.goals import MaskGoal, ThresholdGoal
 
-MOUNTS = pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+DATA = batches(100, size=32)
 
 
 @dataclass(frozen=True)
@@ -57,34 +60,19 @@ class Turnover(MaskGoal):
         return mask.flatten().index_fill(0, gone, False).index_fill(0, come, True).view_as(mask)
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> float:
-    for step in range(first, last):
-        x = torch.randn(32, 20, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
-
-
 def begun(goal: pb.Goal, mount: Any = pb.Pruner) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sgd(model, lr=0.1)
     return model, optimizer, mount(model, optimizer, goal)
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_threshold_goal(mount: Any) -> None:
     """Thresholds rise as it says, by 0.02 a step from nothing; the model is pruned at them, and learns."""
     model, optimizer, pruner = begun(Rising(0.7), mount)
-    train(model, optimizer, 0, 10)
+    train(model, optimizer, DATA[:10])
     assert pruner.r().tolist() == pytest.approx([0.2, 0.2], abs=1e-5)
-    loss = train(model, optimizer, 10, 100)
+    loss = train(model, optimizer, DATA[10:])[-1]
     each = pruner.metrics()["tensor_sparsity"]
     assert bool((each >= 0.7).all())
     assert pruner.finish().sparsity == pytest.approx(1 - sum(pruner.counts()) / 3328)
@@ -94,13 +82,13 @@ def test_a_threshold_goal(mount: Any) -> None:
     assert loss < 0.9
 
 
-@MOUNTS
+@EITHER_MOUNT
 def test_a_mask_goal(mount: Any) -> None:
     """Half of each tensor is zero from the first step on, to the weight; what is outside the mask has no momentum."""
     model, optimizer, pruner = begun(Turnover(), mount)
     masks = []
     for step in range(0, 60, 5):
-        train(model, optimizer, step, step + 5)
+        train(model, optimizer, DATA[step : step + 5])
         assert pruner.counts() == [640, 1024]
         shown = (
             [model.get_parameter(n) for n in pruner.names]
@@ -113,17 +101,15 @@ def test_a_mask_goal(mount: Any) -> None:
         changes = [int((a[i] != b[i]).sum()) for a, b in itertools.pairwise(masks)]
         assert changes == [0 if k % 2 else 20 for k in range(1, len(masks))]  # ten go and ten come, every tenth step
     assert pruner.finish().pruned_nonzeros == 1664
-    assert train(model, torch.optim.SGD(model.parameters(), lr=0.0), 60, 61) < 0.9
+    assert train(model, torch.optim.SGD(model.parameters(), lr=0.0), DATA[60:61])[0] < 0.9
 
 
 def test_grown_weights_are_those_with_the_largest_dense_gradient() -> None:
     """The method sees gradients of weights that are zero; elsewhere they are cleared before the optimizer steps."""
     model, optimizer, pruner = begun(Turnover())
-    train(model, optimizer, 0, 10)
+    train(model, optimizer, DATA[:10])
     before = {name: p != 0 for name, p in model.named_parameters() if name in pruner.names}
-    x = torch.randn(32, 20, generator=torch.Generator().manual_seed(10))
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+    backward(model, DATA[10])
     dense = {name: model.get_parameter(name).grad.abs().clone() for name in pruner.names}
     optimizer.step()
     for name in pruner.names:
@@ -138,17 +124,14 @@ def test_grown_weights_are_those_with_the_largest_dense_gradient() -> None:
 def test_checkpoints_and_copies_go_on_bit_for_bit(goal: pb.Goal) -> None:
     """A saved state loads safely, and a deep copy goes on by itself: both end where the original does."""
     model, optimizer, pruner = begun(goal)
-    train(model, optimizer, 0, 25)
-    file = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict(), pruner.state_dict()], file)
-    file.seek(0)
-    states = torch.load(file, weights_only=True)
+    train(model, optimizer, DATA[:25])
+    states = saved_and_loaded([thing.state_dict() for thing in (model, optimizer, pruner)], weights_only=True)
     other, own, again = begun(goal)
     for thing, state in zip((other, own, again), states, strict=True):
         thing.load_state_dict(state)
     twin = copy.deepcopy((model, optimizer, pruner))
     for one, by in ((model, optimizer), (other, own), twin[:2]):
-        train(one, by, 25, 45)
+        train(one, by, DATA[25:45])
     for p in (pruner, again, twin[2]):
         p.finish()
     for name, value in model.state_dict().items():

@@ -17,9 +17,10 @@ from pareback.page.references import Reference
 pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'pareback[dev]'")
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"),
+]
 
 CHARTS = ("tradeoff", "convergence", "sparsity", "layers", "histograms")
 _FLAGS = (
@@ -168,7 +169,7 @@ def test_a_network_at_chance_does_not_flatten_the_others(browser: Browser, made:
     assert browser.ask(highest) <= 21
     assert browser.ask(named) == "above: fixed-GA, 98 % zeros (99.0 %)grey band: the Pareto front"
     browser.click("input[name=scale][value=log]")
-    browser.until(f"{named} === ''")
+    browser.until(f"{named} === 'grey band: the Pareto front'")
     assert browser.ask(highest) > 21
     assert browser.complaints() == []
 

@@ -63,6 +63,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return functools.partial(page_of, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(made: Any) -> None:
     runs = curve()
     assert made(*runs) == made(*runs)

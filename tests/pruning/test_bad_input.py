@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from mounts import EITHER_MOUNT
+from optimizers import sgd
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -35,10 +37,6 @@ def with_value(value: float) -> nn.Sequential:
     with torch.no_grad():
         model[2].weight[1, 2] = value
     return model
-
-
-def sgd(model: nn.Module) -> Optimizer:
-    return SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def first_layer(model: nn.Module) -> Optimizer:
@@ -266,7 +264,7 @@ def groups(optimizer: Optimizer) -> Any:
     return copy.deepcopy(plain), [list(h) for h in hooks], dict(optimizer.state)
 
 
-@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+@EITHER_MOUNT
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_and_nothing_changes(name: str, mount: Any) -> None:
     """The right exception with a sentence to act on; model and optimizer stay bit for bit."""

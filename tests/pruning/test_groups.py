@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from networks import linears
 from torch import nn
 
 from pareback.costs.selection import select
 from pareback.pruning.groups import ADAPTIVE_MULTIPLE, SGD_MULTIPLE, Groups, is_adaptive
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 50), nn.Linear(50, 20))
 
 
 def rates_of(model: nn.Module, *optimizers: torch.optim.Optimizer, multiple: float | None = None) -> Groups:
@@ -23,7 +20,7 @@ def rates_of(model: nn.Module, *optimizers: torch.optim.Optimizer, multiple: flo
 
 def test_each_tensor_reads_its_own_group() -> None:
     """Rates and momenta of two groups, in the order of tensors and not of groups."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     groups: list[dict[str, Any]] = [
         {"params": [*model[0].parameters(), *model[2].parameters()], "lr": 0.1, "momentum": 0.9},
         {"params": model[1].parameters(), "lr": 0.3, "momentum": 0.5},
@@ -37,7 +34,7 @@ def test_each_tensor_reads_its_own_group() -> None:
 
 def test_each_tensor_reads_its_own_optimizer() -> None:
     """SGD for one, AdamW for the others: each with the multiple of its family."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     sgd = torch.optim.SGD(model[0].parameters(), lr=0.1)
     adam = torch.optim.AdamW([*model[1].parameters(), *model[2].parameters()], lr=0.01)
     group_rates = rates_of(model, adam, sgd)
@@ -50,7 +47,7 @@ def test_each_tensor_reads_its_own_optimizer() -> None:
 
 def test_threshold_lr_replaces_the_default_of_both_families() -> None:
     """One multiple for all."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     sgd = torch.optim.SGD(model[0].parameters(), lr=0.1)
     adam = torch.optim.AdamW([*model[1].parameters(), *model[2].parameters()], lr=0.01)
     assert rates_of(model, sgd, adam, multiple=0.3).read().multiple.tolist() == pytest.approx([0.3] * 3)
@@ -58,7 +55,7 @@ def test_threshold_lr_replaces_the_default_of_both_families() -> None:
 
 def test_schedules_carry_over() -> None:
     """A rate changed between steps is read at the next one, down and up again, as a number or a tensor."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     group_rates = rates_of(model, optimizer)
     group = optimizer.param_groups[0]
@@ -71,7 +68,7 @@ def test_schedules_carry_over() -> None:
 
 def test_entries_of_one_optimizer() -> None:
     """Parts are read from and written to vectors over all tensors."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     first = torch.optim.SGD([*model[0].parameters(), *model[2].parameters()], lr=0.1)
     second = torch.optim.SGD(model[1].parameters(), lr=0.1)
     group_rates = rates_of(model, first, second)
@@ -84,7 +81,7 @@ def test_entries_of_one_optimizer() -> None:
 
 def test_one_optimizer_has_all_entries() -> None:
     """With a single optimizer vectors are passed through and overwritten whole."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     group_rates = rates_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
     values = torch.tensor([1.0, 2.0, 3.0])
     assert group_rates.of_part(0, values) is values
@@ -94,7 +91,7 @@ def test_one_optimizer_has_all_entries() -> None:
 
 def test_an_optimizer_may_hold_nothing_that_is_pruned() -> None:
     """It has no part, and nothing is read from it."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     weights = torch.optim.SGD([layer.weight for layer in model], lr=0.1)
     biases = torch.optim.SGD([layer.bias for layer in model], lr=0.7)
     group_rates = rates_of(model, weights, biases)
@@ -104,7 +101,7 @@ def test_an_optimizer_may_hold_nothing_that_is_pruned() -> None:
 
 def test_missing_tensors_are_named() -> None:
     """All of them, and how to leave the first out."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     names = "'1.weight', '2.weight'"
     with pytest.raises(
         ValueError, match=rf"{names} would be pruned but are in no .* them out with exclude=\[{names}\]"
@@ -114,7 +111,7 @@ def test_missing_tensors_are_named() -> None:
 
 def test_everything_follows_the_model_to_its_device() -> None:
     """After a move rates are read on the new device."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     group_rates = rates_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
     group_rates.read()
     group_rates.to(torch.device("meta"))
@@ -144,7 +141,7 @@ def test_optimizer_families(make: Any, adaptive: bool) -> None:
 
 def test_a_tensor_in_two_optimizers_is_refused() -> None:
     """The second would fill the zeros that the first one's step left."""
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     with pytest.raises(
         ValueError, match=r"'0.weight'.* are in more than one of the optimizers.*Let one optimizer move them"
@@ -159,6 +156,6 @@ def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {})
 
-    model = mlp()
+    model = linears(50, 40, 50, 20)
     with pytest.raises(ValueError, match=r"Rateless has no learning rate \(lr\).*Give it an lr"):
         rates_of(model, Rateless(model.parameters()))

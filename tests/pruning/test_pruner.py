@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mounts import EITHER_MOUNT
+from networks import mlp, noise, train
+from optimizers import sgd
 from torch import Tensor, nn
 
 import pareback as pb
 
 
-def mlp(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
     """2000 + 40, 2000 + 50 and 500 + 10 parameters: 4600, of which 4500 are weights."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 10)).to(dtype)
+    return mlp(50, 40, 50, 10, dtype=dtype, seed=seed)
 
 
 class Convolutional(nn.Module):
@@ -39,17 +41,12 @@ class Convolutional(nn.Module):
         return self.out(self.norm(self.conv(x)).relu().flatten(1))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, shape: tuple[int, ...] = (50,)) -> None:
-    generator = torch.Generator().manual_seed(7)
-    dtype = next(model.parameters()).dtype
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, *shape, generator=generator).to(dtype)).float().square().mean().backward()
-        optimizer.step()
-
-
-def sgd(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+def train_on_noise(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, shape: tuple[int, ...] = (50,)
+) -> None:
+    """Make the outputs smaller."""
+    dtype, x = next(model.parameters()).dtype, noise(7, steps, 8, *shape)
+    train(model, optimizer, [(one.to(dtype), None) for one in x], lambda found, _: found.float().square().mean())
 
 
 def nonzeros(model: nn.Module) -> dict[str, int]:
@@ -80,13 +77,13 @@ def nonzeros(model: nn.Module) -> dict[str, int]:
 )
 def test_finish_is_exact(goal: pb.Budget, kept: int, shrink: str) -> None:
     """Every kind of limit, absolute and relative, lands on the count worked out by hand."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     example = torch.zeros(1, 50)
     pruner = pb.Pruner(
         model, optimizer, goal, total_steps=12, include="*.weight", example_inputs=example, shrink=shrink
     )
-    train(model, optimizer, 12)
+    train_on_noise(model, optimizer, 12)
     report = pruner.finish()
     assert sum(nonzeros(model).values()) == kept
     assert report.pruned_nonzeros == kept
@@ -102,7 +99,7 @@ def test_several_limits_hold_together(make: Any) -> None:
     pruner = pb.Pruner(
         model, optimizer, goal, total_steps=10, include="*.weight", exclude="norm.*", example_inputs=example
     )
-    train(model, optimizer, 10, (2, 8, 8))
+    train_on_noise(model, optimizer, 10, (2, 8, 8))
     report = pruner.finish()
     kept = nonzeros(model)
     conv, out = kept["conv.weight"], kept["out.weight"]
@@ -122,33 +119,33 @@ def test_several_limits_hold_together(make: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_finish_is_exact_in_every_precision(dtype: torch.dtype) -> None:
     """Half precision has thousands of equal weights; the count is exact all the same."""
-    model = mlp(dtype)
+    model = network(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=4, include="*.weight")
-    train(model, optimizer, 4)
+    train_on_noise(model, optimizer, 4)
     assert pruner.finish().pruned_nonzeros == 450
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
 def test_equal_weights_are_parted_by_position() -> None:
     """A layer that starts constant: no threshold can part its weights, and the budget is still exact."""
-    model = mlp()
+    model = network()
     nn.init.constant_(model[0].weight, 0.1)
     optimizer = sgd(model, lr=0.0)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=2, include="*.weight")
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     assert pruner.finish().pruned_nonzeros == 450
     assert min(nonzeros(model).values()) >= 1
 
 
 def test_layer_density_narrows_every_tensor() -> None:
     """Between 5 % and 15 % each, 10 % in all."""
-    model = mlp()
+    model = network()
     nn.init.normal_(model[4].weight, std=10.0)
     optimizer = sgd(model, lr=0.001)
     goal = pb.Budget(sparsity=0.9, layer_density=(0.05, 0.15))
     pruner = pb.Pruner(model, optimizer, goal, total_steps=10, include="*.weight")
-    train(model, optimizer, 10)
+    train_on_noise(model, optimizer, 10)
     pruner.finish()
     kept = nonzeros(model)
     assert sum(kept.values()) == 450
@@ -158,10 +155,10 @@ def test_layer_density_narrows_every_tensor() -> None:
 
 def test_power_landing_keeps_what_training_learned() -> None:
     """The landing shifts all thresholds together: their order and differences are those that were learned."""
-    model = mlp()
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), total_steps=20, include="*.weight")
-    train(model, optimizer, 20)
+    train_on_noise(model, optimizer, 20)
     learned = pruner.r()
     assert float(learned.max() - learned.min()) > 0.05
     pruner.finish()
@@ -174,10 +171,10 @@ def test_power_landing_keeps_what_training_learned() -> None:
 
 def test_finishing_early_warns_and_lands() -> None:
     """After 3 of 100 steps the model is cut to its final budget at once, and the warning says so."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=100, include="*.weight")
-    train(model, optimizer, 3)
+    train_on_noise(model, optimizer, 3)
     with pytest.warns(UserWarning, match=r"after 3 of 100 steps.*cut to its final budget now"):
         report = pruner.finish()
     assert report.pruned_nonzeros == 450
@@ -185,14 +182,14 @@ def test_finishing_early_warns_and_lands() -> None:
 
 def test_finishing_twice_is_harmless() -> None:
     """The second call returns the same report, and training in between is not touched."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9), total_steps=2)
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     assert not pruner.finished
     report = pruner.finish()
     assert pruner.finished
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     dense = copy.deepcopy(model.state_dict())
     assert pruner.finish() is report
     assert all(torch.equal(value, dense[name]) for name, value in model.state_dict().items())
@@ -200,13 +197,13 @@ def test_finishing_twice_is_harmless() -> None:
 
 def test_finish_removes_the_hooks_and_leaves_a_plain_model() -> None:
     """Hooks, names, types and parameter objects are as before; the next step trains every weight."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     names, objects = list(model.state_dict()), list(model.parameters())
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=2)
     assert optimizer._optimizer_step_pre_hooks
     assert optimizer._optimizer_step_post_hooks
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     pruner.finish()
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
@@ -215,13 +212,13 @@ def test_finish_removes_the_hooks_and_leaves_a_plain_model() -> None:
     assert all(type(p) is nn.Parameter for p in model.parameters())
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     assert nonzeros(model)["0.weight"] > 1500
 
 
 def test_after_finish_the_model_can_be_pruned_again() -> None:
     """The parameters are free for another pruner."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pb.Pruner(model, optimizer, pb.Fixed(0.5)).finish()
     assert pb.Pruner(model, optimizer, pb.Fixed(0.9)).finish().pruned_nonzeros == 2 * 200
@@ -229,7 +226,7 @@ def test_after_finish_the_model_can_be_pruned_again() -> None:
 
 def test_finish_takes_over_edits() -> None:
     """Weights loaded after the last step are what is landed on, not the latents of before."""
-    model, other = mlp(), mlp(seed=1)
+    model, other = network(), network(seed=1)
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     model.load_state_dict(other.state_dict())
     with pytest.warns(UserWarning, match="non-zero weights in one shot"):
@@ -244,11 +241,11 @@ def test_finish_takes_over_edits() -> None:
 
 def test_fixed_search_is_exact_in_every_tensor() -> None:
     """85 % of each tensor: 300, 300 and 75 weights, the largest of the latent ones."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.85), include="*.weight")
     assert nonzeros(model) == {"0.weight": 300, "2.weight": 300, "4.weight": 75}
-    train(model, optimizer, 5)
+    train_on_noise(model, optimizer, 5)
     with pruner.latents():
         latent = {name: p.detach().clone() for name, p in model.named_parameters()}
     pruner.finish()
@@ -261,11 +258,11 @@ def test_fixed_search_is_exact_in_every_tensor() -> None:
 
 def test_fixed_search_tracks_at_every_step() -> None:
     """During training each tensor stays within ε = 10⁻⁴ or one weight of its share."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model, lr=0.1)
     pb.Pruner(model, optimizer, pb.Fixed(0.85), include="*.weight")
     for _ in range(15):
-        train(model, optimizer, 1)
+        train_on_noise(model, optimizer, 1)
         for name, wanted in (("0.weight", 300), ("2.weight", 300), ("4.weight", 75)):
             assert abs(nonzeros(model)[name] - wanted) <= 1
 
@@ -301,7 +298,7 @@ def test_fixed_search_of_tiny_tensors() -> None:
 
 def test_fixed_gaussian_is_eq_3() -> None:
     """The bound is √2·erfinv(s)·σ of the latent weights, σ around zero, before and after training."""
-    model = mlp()
+    model = network()
     for layer in model[::2]:
         nn.init.normal_(layer.weight, std=0.2)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -313,7 +310,7 @@ def test_fixed_gaussian_is_eq_3() -> None:
             sigma = float(start[name].double().square().mean().sqrt())
             expected = torch.where(start[name].abs() < bound * sigma, 0.0, start[name])
             assert torch.equal(p.detach(), expected)
-    train(model, optimizer, 5)
+    train_on_noise(model, optimizer, 5)
     assert pruner.r().tolist() == pytest.approx([bound] * 3, rel=1e-5)
     with pruner.latents():
         latent = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -354,11 +351,11 @@ def test_fixed_gaussian_does_not_warn_where_its_bound_fits() -> None:
 def test_construction_prunes_at_the_initial_target() -> None:
     """With a ramp training starts dense, without one at the full target, for both kinds of exact goal."""
     for goal in (pb.Budget(sparsity=0.9), pb.Fixed(0.9)):
-        model = mlp()
+        model = network()
         dense = copy.deepcopy(model.state_dict())
         pb.Pruner(model, sgd(model), goal, total_steps=10, ramp=0.5, include="*.weight")
         assert all(torch.equal(value, dense[name]) for name, value in model.state_dict().items())
-        model = mlp()
+        model = network()
         pb.Pruner(model, sgd(model), goal, total_steps=10, ramp=0.0, include="*.weight")
         assert sum(nonzeros(model).values()) == pytest.approx(450, abs=1)
 
@@ -366,7 +363,7 @@ def test_construction_prunes_at_the_initial_target() -> None:
 def test_penalties_start_where_the_authors_do() -> None:
     """r = √2·erfinv(0.6·target): erf gives back 0.6·0.8, and 0.6·0.5 without a target."""
     for goal, predicted in ((pb.Budget(sparsity=0.8, enforce="squared"), 0.48), (pb.Unconstrained(), 0.3)):
-        model = mlp()
+        model = network()
         pruner = pb.Pruner(model, sgd(model), goal, include="*.weight")
         assert [math.erf(r / math.sqrt(2)) for r in pruner.r().tolist()] == pytest.approx([predicted] * 3, abs=1e-4)
 
@@ -384,10 +381,10 @@ def test_defaults_by_goal(goal: pb.Goal, shrink: str, ramped: bool) -> None:
     """An exact budget takes the power shrink and half the steps to ramp; every other goal is hard and at once."""
     results = []
     for options in ({}, {"shrink": shrink, "ramp": 0.5 if ramped else 0.0}):
-        model = mlp()
+        model = network()
         optimizer = sgd(model)
         pruner = pb.Pruner(model, optimizer, goal, total_steps=8, include="*.weight", **options)  # type: ignore[arg-type]
-        train(model, optimizer, 3)
+        train_on_noise(model, optimizer, 3)
         results.append((pruner.metrics()["share"], [p.detach().clone() for p in model.parameters()]))
     (share, ours), (_, theirs) = results
     assert float(share) == pytest.approx(1 - (1 - 3 / 4) ** 3 if ramped else 1.0)
@@ -397,21 +394,22 @@ def test_defaults_by_goal(goal: pb.Goal, shrink: str, ramped: bool) -> None:
 def test_other_goals_need_no_total_steps() -> None:
     """Only a ramp has to know how long training takes."""
     for goal in (pb.Fixed(0.9), pb.Unconstrained(), pb.Budget(sparsity=0.9, enforce="squared")):
-        model = mlp()
+        model = network()
         assert pb.Pruner(model, sgd(model), goal).finish().sparsity > 0
-    model = mlp()
+    model = network()
     report = pb.Pruner(model, sgd(model), pb.Budget(sparsity=0.9), ramp=0).finish()
     assert report.pruned_nonzeros == report.pruned_params // 10
 
 
+@pytest.mark.slow
 def test_a_pruner_without_a_name_stays_alive() -> None:
     """The hooks hold it: after collecting garbage the steps still prune; after finish it can go."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     alive = weakref.ref(pb.Pruner(model, optimizer, pb.Fixed(0.9)))
     gc.collect()
-    train(model, optimizer, 2)
-    assert nonzeros(model)["0.weight"] == pytest.approx(200, abs=1)
+    train_on_noise(model, optimizer, 2)
+    assert nonzeros(model)["0.weight"] == nonzeros(model)["2.weight"] == 200
     pruner = alive()
     assert pruner is not None
     pruner.finish()
@@ -422,12 +420,12 @@ def test_a_pruner_without_a_name_stays_alive() -> None:
 
 def test_a_shorter_ramp_is_over_sooner() -> None:
     """ramp=0.25 of 8 steps: the full target from step 2 on, 1 − (1/2)³ at step 1."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=8, ramp=0.25)
     shares = []
     for _ in range(3):
-        train(model, optimizer, 1)
+        train_on_noise(model, optimizer, 1)
         shares.append(float(pruner.metrics()["share"]))
     assert shares == pytest.approx([0.875, 1.0, 1.0])
 
@@ -439,7 +437,7 @@ def test_a_shorter_ramp_is_over_sooner() -> None:
 @pytest.mark.parametrize("straight_through", [True, False, 0.5])
 def test_straight_through_or_not(straight_through: float, dtype: torch.dtype) -> None:
     """With it every latent weight moves by −lr·g, pruned ones by a share of it if one was given, or not at all."""
-    model = mlp(dtype)
+    model = network(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9), straight_through=straight_through)
     with pruner.latents():
@@ -462,7 +460,7 @@ def test_without_straight_through_the_task_does_not_pull() -> None:
     for through, same in ((False, True), (True, False)):
         found = []
         for scale in (1.0, 100.0):
-            model = mlp()
+            model = network()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             pruner = pb.Pruner(model, optimizer, pb.Unconstrained(1.0), straight_through=through, threshold_lr=1.0)
             optimizer.zero_grad()
@@ -473,12 +471,12 @@ def test_without_straight_through_the_task_does_not_pull() -> None:
         assert torch.equal(*found) is same
 
 
-@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+@EITHER_MOUNT
 def test_thresholds_go_by_whole_gradients(mount: Any) -> None:
     """A share for pruned weights changes what moves them, not what moves a threshold: after one step r is the same."""
     found = []
     for share in (True, 1.0, 0.5):
-        model = mlp()
+        model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         pruner = mount(model, optimizer, pb.Unconstrained(1.0), straight_through=share, threshold_lr=1.0)
         x = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
@@ -491,7 +489,7 @@ def test_thresholds_go_by_whole_gradients(mount: Any) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, "half", None])
 def test_a_share_that_is_none_is_refused(share: Any) -> None:
-    model = mlp()
+    model = network()
     with pytest.raises(ValueError, match=r"straight_through=.* must be True, False, or the share of their gradient"):
         pb.Pruner(model, sgd(model), pb.Fixed(0.9), straight_through=share)
 
@@ -500,7 +498,7 @@ def test_threshold_lr_is_a_multiple_of_the_tensors_own() -> None:
     """Zero holds thresholds still; per group, twice the rate moves r twice as far in a first SGD step."""
     moves = []
     for multiple in (0.0, 0.01, None):
-        model = mlp()
+        model = network()
         groups = [{"params": model[:2].parameters()}, {"params": model[2:].parameters(), "lr": 0.2}]
         optimizer = torch.optim.SGD(groups, lr=0.1)
         pruner = pb.Pruner(model, optimizer, pb.Unconstrained(1.0, cost="mean"), threshold_lr=multiple)
@@ -518,19 +516,19 @@ def test_threshold_lr_is_a_multiple_of_the_tensors_own() -> None:
 
 def test_schedules_carry_over_to_the_thresholds() -> None:
     """With the learning rate set to zero by a schedule, thresholds stop too."""
-    model = mlp()
+    model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Unconstrained(1.0))
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     optimizer.param_groups[0]["lr"] = 0.0
     before = pruner.r()
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     assert torch.equal(pruner.r(), before)
 
 
 def test_a_parameter_without_a_gradient_is_still_pruned() -> None:
     """grad is None: no pull and no change, and the tensor stays as sparse as asked."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pb.Pruner(model, optimizer, pb.Fixed(0.9))
     F.relu(model[0](torch.randn(4, 50))).sum().backward()
@@ -544,10 +542,10 @@ def test_a_parameter_without_a_gradient_is_still_pruned() -> None:
 
 def test_metrics() -> None:
     """Tensors for logging, one per documented key, that agree with the model."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=4, include="*.weight")
-    train(model, optimizer, 4)
+    train_on_noise(model, optimizer, 4)
     metrics = pruner.metrics()
     documented = set(re.findall(r"``(\w+)``", pb.Pruner.metrics.__doc__ or "")) - {"names"}
     assert documented == set(metrics)
@@ -567,19 +565,19 @@ def test_metrics() -> None:
 
 def test_metrics_are_a_snapshot() -> None:
     """What was logged does not change when training goes on."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Unconstrained(), threshold_lr=1.0)
     metrics = pruner.metrics()
     kept = {name: value.clone() for name, value in metrics.items()}
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     assert all(torch.equal(metrics[name], kept[name]) for name in kept)
     assert not torch.equal(pruner.metrics()["r"], kept["r"])
 
 
 def test_loss_by_hand() -> None:
     """Unconstrained, λ = 2: twice the predicted density by size; Fixed has none."""
-    model = mlp()
+    model = network()
     pruner = pb.Pruner(model, sgd(model), pb.Unconstrained(weight=2.0), include="*.weight")
     density = [1 - math.erf(r / math.sqrt(2)) for r in pruner.r().tolist()]
     expected = 2.0 * (2000 * density[0] + 2000 * density[1] + 500 * density[2]) / 4500
@@ -591,7 +589,7 @@ def test_loss_by_hand() -> None:
 
 def test_latents_are_lent_and_taken_back() -> None:
     """Inside the block the model holds latent weights, after it the same pruned ones, also if the block raised."""
-    model = mlp()
+    model = network()
     dense = copy.deepcopy(model.state_dict())
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     pruned = copy.deepcopy(model.state_dict())
@@ -605,7 +603,7 @@ def test_latents_are_lent_and_taken_back() -> None:
 
 def test_an_edit_of_the_latents_is_kept() -> None:
     """What is written inside the block is the new latent weight."""
-    model = mlp()
+    model = network()
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     with pruner.latents(), torch.no_grad():
         model[0].weight.mul_(2.0)
@@ -616,7 +614,7 @@ def test_an_edit_of_the_latents_is_kept() -> None:
 
 def test_latents_are_gone_after_finish() -> None:
     """A clear refusal instead of stale weights."""
-    model = mlp()
+    model = network()
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     pruner.finish()
     with pytest.raises(RuntimeError, match="has finished and let go of the latent weights"), pruner.latents():
@@ -625,10 +623,10 @@ def test_latents_are_gone_after_finish() -> None:
 
 def test_prune_a_copy_to_the_same_counts() -> None:
     """A copy with other weights, such as an average, ends with the model's own non-zeros per tensor."""
-    model, average = mlp(), mlp(seed=5)
+    model, average = network(), network(seed=5)
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), total_steps=3, ramp=0.0)
-    train(model, optimizer, 3)
+    train_on_noise(model, optimizer, 3)
     assert pruner.prune_(average) is average
     assert {k: nonzeros(average)[k] for k in pruner.names} == {k: nonzeros(model)[k] for k in pruner.names}
     assert nonzeros(average)["4.weight"] == 500
@@ -650,18 +648,18 @@ def test_a_step_that_raises_leaves_a_pruned_model_after_the_next_question() -> N
                 raise FloatingPointError("no")
             return super().step(closure)
 
-    model = mlp()
+    model = network()
     optimizer = Failing(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9))
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer.fail = True
     with pytest.raises(FloatingPointError):
-        train(model, optimizer, 1)
+        train_on_noise(model, optimizer, 1)
     assert pruner.counts() == pytest.approx([200, 200], abs=1)
     assert all(torch.equal(p.detach(), before[name]) for name, p in model.named_parameters() if name in pruner.names)
     optimizer.fail = False
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     assert nonzeros(model)["0.weight"] == pytest.approx(200, abs=1)
 
 
@@ -680,7 +678,7 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
 
 def test_state_is_refused_where_it_does_not_fit() -> None:
     """Another version or other tensors: the message says what differs and which options choose tensors."""
-    model = mlp()
+    model = network()
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     state = pruner.state_dict()
     with pytest.raises(ValueError, match="version 99; this release reads"):
@@ -691,7 +689,7 @@ def test_state_is_refused_where_it_does_not_fit() -> None:
 
 def test_state_after_finish_holds_no_latents() -> None:
     """The finished pruner's state is small and still says where thresholds ended."""
-    model = mlp()
+    model = network()
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     pruner.finish()
     state = pruner.state_dict()
@@ -701,7 +699,7 @@ def test_state_after_finish_holds_no_latents() -> None:
 
 def test_questions_do_not_take_the_latents_back() -> None:
     """Inside the block counts, metrics and a report leave the latent weights in the model."""
-    model = mlp()
+    model = network()
     dense = copy.deepcopy(model.state_dict())
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     with pruner.latents():
@@ -714,7 +712,7 @@ def test_questions_do_not_take_the_latents_back() -> None:
 
 def test_state_after_finish_cannot_be_gone_on_from() -> None:
     """Neither loading into a finished pruner nor loading what one saved."""
-    model, other = mlp(), mlp()
+    model, other = network(), network()
     finished = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     running = pb.Pruner(other, sgd(other), pb.Fixed(0.9))
     good = running.state_dict()
@@ -727,11 +725,11 @@ def test_state_after_finish_cannot_be_gone_on_from() -> None:
 
 def test_a_damaged_state_is_refused_before_anything_is_copied() -> None:
     """Missing parts, missing entries and other shapes are named, and the pruner is as it was."""
-    model = mlp()
+    model = network()
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, pb.Unconstrained(), threshold_lr=1.0)
     state = copy.deepcopy(pruner.state_dict())
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     r = pruner.r()
     latents, control = state["latents"], state["control"]
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -750,7 +748,7 @@ def test_a_damaged_state_is_refused_before_anything_is_copied() -> None:
 
 def test_prune_refuses_a_copy_of_another_shape() -> None:
     """Same names, other sizes: not a copy."""
-    model = mlp()
+    model = network()
     pruner = pb.Pruner(model, sgd(model), pb.Fixed(0.9))
     other = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 50))
     with pytest.raises(ValueError, match=r"'0.weight' has another shape in the model given. Give a copy"):
@@ -765,18 +763,18 @@ def test_prune_refuses_a_copy_of_another_shape() -> None:
 )
 def test_a_step_skipped_inside_the_optimizer_moves_no_threshold(goal: Any) -> None:
     """A fused optimizer is told by found_inf to skip; r, the step counter and the sparsity stay."""
-    model = mlp()
+    model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     pruner = pb.Pruner(model, optimizer, goal, total_steps=10, ramp=0.5, threshold_lr=1.0)
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     before, weights = pruner.metrics(), copy.deepcopy(model.state_dict())
     optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.ones(())  # type: ignore[attr-defined]
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     after = pruner.metrics()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-    train(model, optimizer, 1)
+    train_on_noise(model, optimizer, 1)
     assert int(pruner.metrics()["step"]) == 3
 
 
@@ -784,7 +782,7 @@ def test_scaled_gradients_pull_as_unscaled_ones() -> None:
     """A fused optimizer gets gradients times grad_scale and divides itself; thresholds see the same pull."""
     found = []
     for scale in (None, 64.0):
-        model = mlp(torch.float64)
+        model = network(torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         pruner = pb.Pruner(model, optimizer, pb.Unconstrained(1.0, cost="mean"), threshold_lr=1.0)
         x = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)).double()
@@ -802,16 +800,16 @@ def test_scaled_gradients_pull_as_unscaled_ones() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_cast_during_training_stays_pruned(dtype: torch.dtype) -> None:
     """After model.to(dtype) the latents follow, the next steps prune, and the landing is exact."""
-    model = mlp()
+    model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     pruner = pb.Pruner(model, optimizer, pb.Fixed(0.9))
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     with pruner.latents():
         latent = model[0].weight.detach().clone()
     model.to(dtype)
     with pruner.latents():
         torch.testing.assert_close(model[0].weight.detach(), latent.to(dtype), rtol=0.0, atol=0.0)
-    train(model, optimizer, 2)
+    train_on_noise(model, optimizer, 2)
     pruner.finish()
     assert nonzeros(model)["0.weight"] == 200
     assert model[0].weight.dtype == dtype
@@ -821,11 +819,11 @@ def test_a_model_cast_during_training_stays_pruned(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("value", [0.0, 0.1])
 def test_layers_that_start_without_any_spread(value: float, goal: Any) -> None:
     """All weights zero (a residual branch) or equal: training spreads them, thresholds follow, the landing is exact."""
-    model = mlp()
+    model = network()
     nn.init.constant_(model[0].weight, value)
     optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, goal, total_steps=20, ramp=0.0)
-    train(model, optimizer, 20)
+    train_on_noise(model, optimizer, 20)
     assert bool(torch.isfinite(pruner.r()).all())
     assert pruner.finish().pruned_nonzeros == 400
     assert nonzeros(model)["0.weight"] >= 2
@@ -833,7 +831,7 @@ def test_layers_that_start_without_any_spread(value: float, goal: Any) -> None:
 
 def test_the_final_report_of_a_flops_budget_counts_flops() -> None:
     """What the budget speaks of is in the report: two operations a weight, and half of them left, never more."""
-    model = mlp()
+    model = network()
     example = torch.zeros(1, model[0].in_features)
     report = pb.Pruner(model, sgd(model), pb.Budget(flops=0.5), ramp=0, example_inputs=example).finish()
     assert report.total_flops == 2 * sum(layer.weight.numel() for layer in model if isinstance(layer, nn.Linear))

@@ -49,6 +49,7 @@ def test_the_demo_prints_a_table_and_draws(
     assert all(Path(path).exists() for path in pictures)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_stops_the_demo(tmp_path: Path) -> None:
     """Its error comes out of the process that trained, and the rest is not waited for."""
     broken = {"broken": replace(SHORT["LeNet-300-100"], data=DataRecipe(batch_size=10**6))}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_images import arrays, write_npz
 
 from pareback.cli import main
 from pareback.lab.train.interrupts import Interrupted
@@ -22,13 +21,7 @@ from pareback.runs.record import Record, read_record, write_record
 SHORT = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """128 images of four classes, one batch."""
-    return write_npz(tmp_path_factory.mktemp("data") / "tiny.npz", **arrays(train=128, test=16))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

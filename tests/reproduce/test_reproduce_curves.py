@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,18 +22,7 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 SHORT = ["--device", "cpu", "--epochs", "1", "--width", "1", "--quiet"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """128 images of four classes, one batch."""
-    random = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("data") / "tiny.npz"
-    images = {name: random.integers(0, 256, (n, 16, 16, 3), np.uint8) for name, n in [("train_x", 128), ("test_x", 16)]}
-    labels = {name: random.integers(0, 4, n) for name, n in [("train_y", 128), ("test_y", 16)]}
-    np.savez(path, classes=np.array(list("abcd")), **images, **labels)  # type: ignore[arg-type]
-    return path
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def curves(data: Path, home: Path, *more: str) -> int:

@@ -15,6 +15,8 @@ from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, Reci
 from pareback.lab.trainer import train
 from pareback.runs.export import network_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -348,6 +348,7 @@ def test_records_may_be_written_by_many_at_once(root: Path) -> None:
     assert not [name for name in path.iterdir() if name.name.startswith(".record")]
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_recipe_do_not_corrupt_the_run(tmp_path: Path, trained: Path) -> None:
     """One trains; the other is refused or, later, finds it finished. The weights are those of a run alone."""
     recipe = tmp_path / "recipe.yaml"

@@ -17,6 +17,7 @@ from pareback.runtime import compile as compiled
 from pareback.runtime.native import bindings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 33, 47])
 def test_a_residual_network(size: int) -> None:
     """Pooling, strides, shortcuts, batch norms before and after convolutions, at even and odd sizes."""
@@ -167,6 +168,7 @@ def test_a_dense_model_is_not_slowed_down() -> None:
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_threads_may_call() -> None:
     """Calls that overlap do not disturb each other, with one thread each and with two."""
     model = pruned(Small())

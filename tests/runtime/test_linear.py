@@ -34,6 +34,7 @@ def _mlp(*sizes: int, density: float = 0.15, activation: type[nn.Module] = nn.Re
     return nn.Sequential(*layers[:-1]).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
 def test_any_number_of_rows(activation: type[nn.Module]) -> None:
     """Looked up, in lanes with and without empty ones, and in several portions."""
@@ -46,6 +47,7 @@ def test_any_number_of_rows(activation: type[nn.Module]) -> None:
             assert error < max(2 * own, 5e-7), (engine.report().threads, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (100, 31), (3, 700), (700, 3), (257, 300)])
 def test_any_size(outputs: int, inputs: int) -> None:
     """Fewer outputs than lanes, fewer inputs than a register, and neither a multiple of them."""
@@ -79,6 +81,7 @@ def test_weights_all_in_some_rows() -> None:
         assert error < max(2 * own, 5e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectors", [1, 2, 3, 5, 8, 14])
 @pytest.mark.parametrize("activation", [bindings.NONE, bindings.RELU, bindings.GELU])
 def test_all_choices_agree(vectors: int, activation: int) -> None:

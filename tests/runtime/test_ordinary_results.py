@@ -56,6 +56,7 @@ def test_modes_of_single_modules_stay() -> None:
     assert model.training
 
 
+@pytest.mark.slow
 def test_a_cache_is_enough_where_there_is_no_home(tmp_path: object) -> None:
     """PAREBACK_CACHE says where tuning is kept, in a container without a user's home, too."""
     program = (
@@ -89,6 +90,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_not_finite_comes_out_as_in_eager(name: str, value: float) -> None:

@@ -26,9 +26,13 @@ from torch import Tensor, nn
 from pareback.runtime import compile as compiled
 from pareback.runtime import native
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two processors"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+        reason="needs Linux and two processors",
+    ),
+]
 
 #: No user has this number, and so no other threads that would count.
 NOBODY = 54321

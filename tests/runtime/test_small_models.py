@@ -93,6 +93,7 @@ def test_reports_are_short() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_engine_keeps_a_copy_of_the_weights(name: str) -> None:
     """A model that is trained on does not change it, nor the layers that PyTorch runs, nor an engine made of it."""

@@ -20,6 +20,8 @@ from pareback.runtime.lower.tiling import tiled
 from pareback.runtime.native.bindings import NativeConv, NativePart
 from pareback.runtime.stages.images import ImageStage
 
+pytestmark = pytest.mark.slow
+
 
 class Bottleneck(nn.Module):
     """1×1, 3×3 and 1×1 beside a shortcut, as residual networks for large images have it."""

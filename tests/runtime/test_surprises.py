@@ -116,6 +116,7 @@ def _weights_cut(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [_masked, _without_itself, _weights_cut])
 def test_scores_that_are_changed_through_a_view(compute: Any) -> None:
     check(attention(compute), (24, 32))
@@ -240,6 +241,7 @@ def test_sums_of_other_types_are_left_to_pytorch() -> None:
     torch.testing.assert_close(engine(x, y), model(x, y), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("pool", [lambda x: x.mean((2, 3), keepdim=True), lambda x: F.adaptive_avg_pool2d(x, 1)])
 def test_squeeze_and_excitation(pool: Callable[[Tensor], Tensor], threads: int) -> None:

@@ -61,6 +61,7 @@ def _call_at_once(calls: list[Callable[[], None]]) -> None:
         caller.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", MODELS)
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_more_threads_than_processors(build: Callable[[], tuple[nn.Module, Tensor]], threads: int) -> None:
@@ -74,6 +75,7 @@ def test_more_threads_than_processors(build: Callable[[], tuple[nn.Module, Tenso
         assert torch.equal(engine.run_sparse(x), first)
 
 
+@pytest.mark.slow
 def test_several_callers_of_several_engines() -> None:
     """Callers share the threads there are, and none waits for another's."""
     cases = [

@@ -23,6 +23,8 @@ from pareback.runtime.stages.base import faster
 from pareback.runtime.stages.encoder import EncoderStage
 from pareback.runtime.stages.rows import RowStage
 
+pytestmark = pytest.mark.slow
+
 
 def _pruned(model: nn.Module, density: float = 0.2) -> nn.Module:
     return zeroed(model, density, gain=2.0)

@@ -68,6 +68,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_cache_is_tuned_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that no layer here would try gave errors of 1e16 or ended the process; they are not used."""

@@ -61,6 +61,7 @@ def test_every_batch_is_right(name: str) -> None:
             torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.permutations([0, 1, 2, 3]), st.sampled_from([3, 4, 6]), st.lists(st.integers(1, 9), min_size=2, max_size=3))
 def test_any_order_of_dimensions(order: list[int], channels: int, batches: list[int]) -> None:

@@ -12,6 +12,8 @@ import pareback as pb
 from pareback.kernels import measure
 from pareback.thresholds.compiled import CompiledOnGpu, _own_copy
 
+pytestmark = pytest.mark.slow
+
 
 def test_off_a_gpu_the_function_runs_as_it_is() -> None:
     """Nothing is compiled where launches cost nothing."""

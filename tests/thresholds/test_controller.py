@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from limits import vector
 from torch import Tensor
 
 from pareback.costs.limits import Limit, Range
@@ -15,10 +16,6 @@ from pareback.kernels import Moments
 from pareback.thresholds.controller import BAND, STRIDE, Controller, Rates, Rule, State, View, ramp_share
 from pareback.thresholds.extremes import Extremes
 from pareback.thresholds.sides import for_training
-
-
-def vector(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def state_of(

@@ -12,9 +12,13 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from limits import vector
+from networks import layer_nonzeros, linears, noise, train
+from optimizers import sgd
+from torch import nn
 
 import pareback as pb
 from pareback.costs.limits import FLOOR, Limit, Range
@@ -26,10 +30,6 @@ from pareback.thresholds.sides import final_ranges, for_training
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Pair = tuple[float, float]
-
-
-def vector(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def by_count(sizes: Sequence[int], sparsity: float) -> Limit:
@@ -208,6 +208,7 @@ def best(pair: Pair, limits: Sequence[Limit], ranges: Sequence[Range]) -> Fracti
     return min(found, default=None)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(instance=instances())
 def test_the_landing_uses_what_any_choice_can_use(instance: Instance) -> None:
@@ -284,6 +285,7 @@ def test_sides_are_the_best_of_all_candidates(instance: Instance, data: st.DataO
         assert mine[2] <= min(c[2] for c in met if c[1] <= mine[1] + 1e-9) + 1e-4 or mine[1] > 0
 
 
+@pytest.mark.slow
 def test_flips_and_swaps_find_what_brute_force_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many choices to try all, the search is as good on problems small enough to check."""
     monkeypatch.setattr(module, "EXHAUSTIVE", 0)
@@ -311,15 +313,6 @@ def test_many_tensors_are_landed_in_little_time(n: int) -> None:
 # ---------------------------------------------------------------- what cannot be met
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
-
-
-def kept(model: nn.Sequential) -> list[int]:
-    return [int(layer.weight.count_nonzero()) for layer in model]
-
-
 def test_layer_density_between_the_extremes_is_refused() -> None:
     """No tensor could be on either side; at the ends themselves it can."""
     with pytest.raises(InvalidValue, match=r"between 0.1 and 0.8, and layer_density=\(0.2, 0.7\) leaves none outside"):
@@ -331,13 +324,13 @@ def test_layer_density_between_the_extremes_is_refused() -> None:
 def test_a_budget_that_no_side_can_meet_is_refused() -> None:
     """A min of 30 % leaves every tensor dense, at 90 % and more: half of the weights cannot be met."""
     goal = pb.Budget(sparsity=0.5, extremes=(0.1, 0.9), layer_density=(0.3, 1.0))
-    planned = pb.plan(mlp(40, 50, 40), goal)
+    planned = pb.plan(linears(40, 50, 40), goal)
     assert not planned.feasible
     assert "allows 2,000 non-zero pruned weights, but with extremes=(0.1, 0.9) 3,600 is the least" in str(planned)
     assert "2 tensors of 2 cannot be 0.9 sparse" in planned.problems[0]
     assert "can be met" not in str(planned)
     assert planned.limits[0].least == 3600
-    model = mlp(40, 50, 40)
+    model = linears(40, 50, 40)
     with pytest.raises(InvalidValue, match="3,600 is the least"):
         pb.Pruner(model, torch.optim.SGD(model.parameters(), lr=0.1), goal, ramp=0)
     with pytest.raises(InvalidValue, match="3,600 is the least"):
@@ -355,7 +348,7 @@ def test_a_tensor_without_a_side_is_named() -> None:
 
 def test_the_max_of_layer_density_holds_beside_extremes() -> None:
     """At most 30 % asked; the sparse side ended at 40 %, and up to 32 % was left."""
-    model = mlp(40, 40, 40, 40)
+    model = linears(40, 40, 40, 40)
     goal = pb.Budget(sparsity=0.72, extremes=(0.1, 0.6), layer_density=(0.0, 0.3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     pruner = pb.Pruner(model, optimizer, goal, ramp=0)
@@ -364,47 +357,43 @@ def test_the_max_of_layer_density_holds_beside_extremes() -> None:
         model(torch.randn(8, 40)).square().mean().backward()
         optimizer.step()
     pruner.finish()
-    assert max(kept(model)) <= 480
-    assert sum(kept(model)) == 1344
-    once = mlp(40, 40, 40, 40)
+    assert max(layer_nonzeros(model)) <= 480
+    assert sum(layer_nonzeros(model)) == 1344
+    once = linears(40, 40, 40, 40)
     with torch.no_grad():
         once[0].weight.mul_(torch.rand(40, 40).pow(3) * 10)  # so that one multiple of the spread differs between them
     pb.prune_(once, goal)
-    assert max(kept(once)) <= 480
+    assert max(layer_nonzeros(once)) <= 480
 
 
 # ---------------------------------------------------------------- in an exact budget
 
 
-def train(model: nn.Sequential, goal: pb.Goal, steps: int, ramp: float, lr: float = 0.05) -> pb.Report:
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+def report_of_training(model: nn.Sequential, goal: pb.Goal, steps: int, ramp: float) -> pb.Report:
+    optimizer = sgd(model)
     pruner = pb.Pruner(model, optimizer, goal, total_steps=steps, ramp=ramp, include="*.weight")
-    torch.manual_seed(1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        x = torch.randn(16, 40)
-        (model(x) - x[:, :10]).square().mean().backward()
-        optimizer.step()
+    train(model, optimizer, [(x, x[:, :10]) for x in noise(1, steps, 16, 40)], F.mse_loss)
     return pruner.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ramp", [0.5, 0.0])
 @pytest.mark.parametrize(("sparsity", "extremes"), [(0.7, (0.3, 0.9)), (0.5, (0.2, 0.8)), (0.9, (0.2, 0.95))])
 def test_exact_budget_ends_outside_the_extremes(ramp: float, sparsity: float, extremes: Pair) -> None:
     """After training every tensor is at most s_l or at least s_u sparse, and the limit is met to the weight."""
     widths = [40, 60, 50, 40, 12]
     sizes = [a * b for a, b in pairwise(widths)]
-    model = mlp(*widths[:-1], 10)
+    model = linears(*widths[:-1], 10)
     sizes[-1] = 400
     expected = sum(sizes) * (1 - Fraction(str(sparsity)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* unused")
-        report = train(model, pb.Budget(sparsity=sparsity, extremes=extremes), 60, ramp)
-    for n, size in zip(kept(model), sizes, strict=True):
+        report = report_of_training(model, pb.Budget(sparsity=sparsity, extremes=extremes), 60, ramp)
+    for n, size in zip(layer_nonzeros(model), sizes, strict=True):
         assert n >= size * (1 - extremes[0]) - 1e-9 or n <= size * (1 - extremes[1]) + 1e-9
-    assert report.pruned_nonzeros == sum(kept(model)) <= expected
+    assert report.pruned_nonzeros == sum(layer_nonzeros(model)) <= expected
     if sparsity < 0.9:
-        assert sum(kept(model)) == expected
+        assert sum(layer_nonzeros(model)) == expected
 
 
 def test_extremes_meet_the_budget_where_they_can() -> None:
@@ -432,10 +421,10 @@ def test_no_part_of_the_budget_is_left_for_want_of_a_choice(sparsity: float) -> 
     """Unequal tensors and narrow sides: some choice meets the limit, and training and pruning once both find one."""
     widths, goal = [100, 70, 50, 40, 30, 20, 10], pb.Budget(sparsity=sparsity, extremes=(0.1, 0.9))
     size = sum(a * b for a, b in pairwise(widths))
-    model = mlp(*widths)
+    model = linears(*widths)
     pb.prune_(model, goal, include="*.weight")
-    assert sum(kept(model)) == math.floor(size * (1 - Fraction(str(sparsity))))
-    model = mlp(*widths)
+    assert sum(layer_nonzeros(model)) == math.floor(size * (1 - Fraction(str(sparsity))))
+    model = linears(*widths)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     pruner = pb.Pruner(model, optimizer, goal, total_steps=40, include="*.weight")
     for _ in range(40):
@@ -445,28 +434,28 @@ def test_no_part_of_the_budget_is_left_for_want_of_a_choice(sparsity: float) -> 
         optimizer.step()
     before = pruner.counts()
     pruner.finish()
-    assert sum(kept(model)) == math.floor(size * (1 - Fraction(str(sparsity))))
-    assert sum(before) == pytest.approx(sum(kept(model)), rel=0.02)  # it had been on its way there
+    assert sum(layer_nonzeros(model)) == math.floor(size * (1 - Fraction(str(sparsity))))
+    assert sum(before) == pytest.approx(sum(layer_nonzeros(model)), rel=0.02)  # it had been on its way there
 
 
 def test_what_no_choice_can_use_is_said() -> None:
     """Two equal tensors to 25 %: both sparse keep a fifth, one dense would keep 45 % at least."""
     goal = pb.Budget(sparsity=0.75, extremes=(0.1, 0.9))
-    model = mlp(40, 40, 40)
+    model = linears(40, 40, 40)
     planned = pb.plan(model, goal)
     assert planned.feasible
     assert planned.as_dict()["notes"] == list(planned.notes)
     message = r"extremes=\(0.1, 0.9\) leaves 480 of 800 non-zero pruned weights unused: no choice of sparse and dense"
     with pytest.warns(UserWarning, match=message):
         pb.prune_(model, goal)
-    assert kept(model) == [160, 160]
+    assert layer_nonzeros(model) == [160, 160]
     assert str(planned).splitlines()[-1].startswith("can be met, but extremes=(0.1, 0.9) leaves 480 of 800")
-    model = mlp(40, 40, 40)
+    model = linears(40, 40, 40)
     pruner = pb.Pruner(model, torch.optim.SGD(model.parameters(), lr=0.1), goal, ramp=0)
     with pytest.warns(UserWarning, match=message):
         pruner.finish()
     assert pruner.finish().pruned_nonzeros == 320
-    wished = pb.plan(mlp(40, 40, 40), pb.Budget(sparsity=0.75, extremes=(0.1, 0.9), enforce="hinge"))
+    wished = pb.plan(linears(40, 40, 40), pb.Budget(sparsity=0.75, extremes=(0.1, 0.9), enforce="hinge"))
     assert wished.notes == planned.notes
 
 
@@ -490,6 +479,7 @@ def penalised(goal: pb.Goal, seed: int = 0) -> list[float]:
     return [1 - n / 4096 for n in pruner.counts()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enforce", ["squared", "hinge"])
 @pytest.mark.parametrize(
     ("sparsity", "extremes"), [(0.7, (0.3, 0.85)), (0.8, (0.2, 0.9)), (0.85, (0.4, 0.9)), (0.9, (0.6, 0.95))]
@@ -508,7 +498,7 @@ def test_penalties_meet_the_budget_from_both_sides(enforce: str, sparsity: float
 def test_neither_pull_cancels_the_other() -> None:
     """Under hinge and extremes both pulls were equal and opposite: nothing moved. Now each tensor feels just one."""
     rule = pb.Pruner(
-        model := mlp(40, 40, 40, 40),
+        model := linears(40, 40, 40, 40),
         torch.optim.SGD(model.parameters(), lr=0.1),
         pb.Budget(sparsity=0.6, enforce="hinge", extremes=(0.1, 0.8)),
     )._step.controller.rule

@@ -68,6 +68,7 @@ def run(
     return seen, model, pruner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("goal", GOALS)
 def test_c_and_python_take_the_same_steps(goal: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import vector
+from networks import mlp
+from optimizers import adamw, sgd
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -26,11 +30,6 @@ from pareback.thresholds.extremes import Extremes
 from pareback.thresholds.fixed import GaussianBound, SearchedBound
 from pareback.thresholds.penalty import Penalty
 from pareback.thresholds.sides import for_training
-
-
-def vector(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
 
 ONE = torch.ones((), dtype=torch.float64)
 
@@ -626,41 +625,37 @@ class Digits:
         return self.x[index], self.y[index]
 
 
-def mlp(normal: bool) -> nn.Sequential:
+def large(normal: bool) -> nn.Sequential:
     """1.1 million weights in three very different tensors; torch's default initialisation is uniform."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10))
+    model = mlp(64, 512, 2048, 10)
     if normal:
         for layer in model[::2]:
             nn.init.kaiming_normal_(layer.weight)
     return model
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
+decaying_sgd = partial(sgd, lr=0.1, weight_decay=5e-4)
+slow_adamw = partial(adamw, lr=1e-3)
 
 
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "normal", "ramp", "sparsity", "steps"),
     [
-        (sgd, False, 0.5, 0.9, 200),
-        (sgd, False, 0.5, 0.95, 300),
-        (adamw, False, 0.5, 0.95, 300),
-        (adamw, True, 0.5, 0.98, 200),
-        (sgd, False, 0.0, 0.9, 60),
-        (sgd, True, 0.0, 0.98, 60),
-        (adamw, False, 0.0, 0.95, 60),
+        (decaying_sgd, False, 0.5, 0.9, 200),
+        (decaying_sgd, False, 0.5, 0.95, 300),
+        (slow_adamw, False, 0.5, 0.95, 300),
+        (slow_adamw, True, 0.5, 0.98, 200),
+        (decaying_sgd, False, 0.0, 0.9, 60),
+        (decaying_sgd, True, 0.0, 0.98, 60),
+        (slow_adamw, False, 0.0, 0.95, 60),
     ],
 )
 def test_sparsity_stays_on_target_after_the_ramp(
     make: Any, normal: bool, ramp: float, sparsity: float, steps: int
 ) -> None:
     """At every step after the ramp the stored sparsity is within 0.05 points of the target, and so at the first."""
-    digits, model = Digits(), mlp(normal)
+    digits, model = Digits(), large(normal)
     optimizer = make(model.parameters())
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=sparsity), total_steps=steps, ramp=ramp)
     weights = [layer.weight for layer in model[::2]]
@@ -684,6 +679,7 @@ def test_sparsity_stays_on_target_after_the_ramp(
     assert pruner.finish().pruned_nonzeros == math.floor(total * (1 - Fraction(str(sparsity))))
 
 
+@pytest.mark.slow
 def test_two_limits_hold_during_training() -> None:
     """Parameters and FLOPs at once on a convolutional net: after the ramp neither is exceeded by 0.05 points."""
     torch.manual_seed(0)
@@ -738,7 +734,8 @@ def floors(model: Bare) -> list[int]:
     return [max(1, math.ceil(p.numel() / 1000)) for p in model.tensors]
 
 
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [decaying_sgd, slow_adamw])
 @pytest.mark.parametrize(
     ("goal", "ramp"),
     [
@@ -813,6 +810,7 @@ def test_the_band_is_a_twentieth_of_a_spread() -> None:
     assert 0 < GAIN < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.05, 0.01, 0.002])
 def test_weights_heaped_at_the_threshold_do_not_make_the_budget_swing(width: float) -> None:
     """Late in a training some lie closer to it than the slope can tell; where nobody may look a step overshot them."""

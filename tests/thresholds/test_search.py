@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import limit
 from torch import Tensor
 
 from pareback.costs.limits import Limit, Range
@@ -55,10 +55,6 @@ def meet(
         peak,
     )
     return [land_one(i, t, landing, exponent, shards) for i, t in enumerate(tensors)]
-
-
-def limit(per_weight: Sequence[float], allowed: float, sizes: Sequence[int], fixed: float = 0) -> Limit:
-    return Limit("params", tuple(map(Fraction, per_weight)), Fraction(fixed), Fraction(allowed), tuple(sizes))
 
 
 def counting(tensors: Sequence[Tensor], allowed: int) -> Limit:
@@ -172,6 +168,7 @@ weights_with_ties = st.lists(st.sampled_from([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 1e
 weights_of_any_size = st.lists(st.floats(-1e6, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     values=st.one_of(weights_with_ties, weights_of_any_size),
@@ -268,6 +265,7 @@ def test_ties_at_the_most_are_split() -> None:
     assert nonzeros(meet([torch.ones(10)], [counting([torch.ones(10)], 10)], [Range(2, 4)])) == [4]
 
 
+@pytest.mark.slow
 def test_duplicates_are_shared_out_within_the_limit() -> None:
     """Weights of three magnitudes only, in two tensors: the limit is met to the weight."""
     torch.manual_seed(0)
@@ -304,6 +302,7 @@ def prefix(tensors: Sequence[Tensor], limits: Sequence[Limit], r: Sequence[float
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [math.inf, 3.0], ids=["hard", "power"])
 @pytest.mark.parametrize("seed", range(4))
 def test_two_limits_against_sorting(seed: int, exponent: float) -> None:
@@ -361,6 +360,7 @@ distinct = st.lists(st.integers(-400, 400).filter(bool), min_size=1, max_size=20
 few_values = st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.25]), min_size=1, max_size=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(distinct), exponent=st.sampled_from([math.inf, 3.0, 1.0]))
 def test_limits_hold_to_the_weight(problem: Problem, exponent: float) -> None:
@@ -369,6 +369,7 @@ def test_limits_hold_to_the_weight(problem: Problem, exponent: float) -> None:
     check_landing(tensors, meet(tensors, limits, ranges, r, exponent), limits, ranges)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(few_values), exponent=st.sampled_from([math.inf, 3.0, 1.0]))
 def test_limits_hold_to_the_weight_with_ties(problem: Problem, exponent: float) -> None:

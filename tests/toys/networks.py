@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,11 +22,30 @@ PRUNED = ["0.weight", "2.weight"]
 Batch = tuple[Tensor, Tensor]
 
 
+Loss = Callable[[Any, Any], Tensor]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def mlp(*widths: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Return linear layers from width to width with ReLUs between them, as ``0``, ``2``, ``4`` and so on."""
+    first, *others = linears(*widths, seed=seed, dtype=dtype)
+    return nn.Sequential(first, *(module for layer in others for module in (nn.ReLU(), layer)))
+
+
+def linears(*widths: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Return linear layers from width to width with nothing between them."""
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(*ends) for ends in pairwise(widths))).to(dtype)
+
+
 def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """Return a classifier of 20 features with two tensors to prune and a small head that stays dense."""
-    torch.manual_seed(seed)
-    layers = [nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)]
-    return nn.Sequential(*layers).to(dtype)
+    return mlp(20, 64, 32, 4, seed=seed, dtype=dtype)
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    """Return normal numbers of their own seed, the same wherever training is taken up."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def batches(count: int, seed: int = 1, size: int = 16, dtype: torch.dtype = torch.float32) -> list[Batch]:
@@ -35,26 +55,51 @@ def batches(count: int, seed: int = 1, size: int = 16, dtype: torch.dtype = torc
     return [(x, x[:, :4].argmax(1)) for x in inputs]
 
 
-def backward(model: nn.Module, batch: Batch) -> Tensor:
+def wide_batches(count: int, size: int, width: int) -> list[Batch]:
+    """Return batches of which the class is the largest of all features."""
+    return [(x, x.argmax(1)) for x in (noise(seed, size, width) for seed in range(count))]
+
+
+def backward(model: nn.Module, batch: Batch, loss: Loss = F.cross_entropy) -> Tensor:
     """Back-propagate one batch's loss into fresh gradients."""
     model.zero_grad()
-    loss = F.cross_entropy(model(batch[0]), batch[1])
-    loss.backward()
-    return loss.detach()
+    found = loss(model(batch[0]), batch[1])
+    found.backward()
+    return found.detach()
 
 
-def train(model: nn.Module, optimizers: torch.optim.Optimizer | Sequence, data: Sequence[Batch]) -> None:
-    """Train with one optimizer, or with several one after the other."""
+def training(
+    model: nn.Module, optimizers: Optimizers, data: Iterable[Batch], loss: Loss = F.cross_entropy
+) -> Iterator[Tensor]:
+    """Train with one optimizer, or with several one after the other; yield the loss after every step."""
     optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     for batch in data:
-        backward(model, batch)
+        found = backward(model, batch, loss)
         for optimizer in optimizers:
             optimizer.step()
+        yield found
+
+
+def train(
+    model: nn.Module, optimizers: Optimizers, data: Iterable[Batch], loss: Loss = F.cross_entropy
+) -> list[Tensor]:
+    """Do so to the end, and return the losses."""
+    return list(training(model, optimizers, data, loss))
 
 
 def nonzeros(model: nn.Module, names: Sequence[str] = PRUNED) -> list[int]:
     """Count the non-zeros of the named parameters."""
     return [int(model.get_parameter(name).count_nonzero()) for name in names]
+
+
+def layer_nonzeros(model: nn.Sequential) -> list[int]:
+    """Count the non-zeros of each layer's weight, in a model that has only such layers."""
+    return [int(layer.weight.count_nonzero()) for layer in model]
+
+
+def size(model: nn.Module) -> int:
+    """Count all parameters."""
+    return sum(p.numel() for p in model.parameters())
 
 
 def copied(module: nn.Module) -> dict[str, Tensor]:

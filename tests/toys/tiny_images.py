@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from PIL import Image
+from torch import Tensor
+
+from pareback.lab.data.augment import Shift
+from pareback.lab.data.in_memory import InMemory
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 def arrays(train: int = 20, test: int = 7, side: int = 8, channels: int = 3, classes: int = 4) -> dict[str, Any]:
@@ -20,6 +28,19 @@ def arrays(train: int = 20, test: int = 7, side: int = 8, channels: int = 3, cla
         "test_y": np.arange(test) % classes,
         "classes": np.array([f"class {number}" for number in range(classes)]),
     }
+
+
+def in_memory(shift: Shift = Shift(1, mirror=True), device: str = "cpu") -> InMemory:  # noqa: B008 (frozen)
+    """Return the arrays as a source of batches."""
+    content = arrays()
+    images_and_labels = [torch.from_numpy(content[key]) for key in ("train_x", "train_y", "test_x", "test_y")]
+    return InMemory(*images_and_labels, classes=content["classes"].tolist(), device=device, shift=shift)
+
+
+def joined(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return all images of some batches, and all labels."""
+    images, labels = zip(*batches, strict=True)
+    return torch.cat(images), torch.cat(labels)
 
 
 def write_npz(path: Path, **changes: Any) -> Path:

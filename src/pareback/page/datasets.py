@@ -13,6 +13,9 @@ from .runs import QUANTITIES
 
 Row = dict[str, Any]
 
+#: What the chart of error against budget says about itself.
+BAND = "grey band: the Pareto front"
+
 
 def series_of(task: TaskRuns, references: Sequence[Reference]) -> Row:
     """Return the names of a task's lines, those of references last, with how each looks."""
@@ -87,11 +90,11 @@ def linear_scale(rows: Sequence[Row]) -> Row:
     """Return the slots of a linear axis of errors: its scale, and which points lie above it, in words."""
     end = linear_end(rows)
     if end is None:
-        return {"scale": SCALES["linear"], "beyond": ""}
+        return {"scale": SCALES["linear"], "beyond": BAND}
     far = [row for row in rows if row["error"] > end]
     names = [f"{row.get('called') or _from_elsewhere(row)} ({row['error']:.1f} %)" for row in far[:2]]
     others = [f"{len(far) - 2} more"] if len(far) > 2 else []
-    return {"scale": {**SCALES["linear"], "domainMax": end}, "beyond": f"above: {'; '.join([*names, *others])}"}
+    return {"scale": {**SCALES["linear"], "domainMax": end}, "beyond": [f"above: {'; '.join([*names, *others])}", BAND]}
 
 
 def _from_elsewhere(row: Row) -> str:

@@ -143,7 +143,7 @@ def _task(task: TaskRuns, report: StoreReport, places: dict[int, int]) -> dict[s
         "references": elsewhere,
         "scales": {
             "linear": datasets.linear_scale([*points, *elsewhere]),
-            "log": {"scale": SCALES["log"], "beyond": ""},
+            "log": {"scale": SCALES["log"], "beyond": datasets.BAND},
         },
         "looks": datasets.series_of(task, references),
         "shown": drawable[:SHOWN],

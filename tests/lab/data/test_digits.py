@@ -36,6 +36,7 @@ def test_small_digits_are_those_of_the_example() -> None:
     assert torch.equal(pixels.flatten(1), torch.tensor(test_x, dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_mnist_is_split_into_400_and_100_of_each_digit() -> None:
     source = digits.mnist5000(CPU, augment=False)
     assert (source.size, source.test_size, source.shape) == (4000, 1000, (1, 28, 28))
@@ -45,6 +46,7 @@ def test_mnist_is_split_into_400_and_100_of_each_digit() -> None:
     assert (pixels.min(), pixels.max()) == (0, 255)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pixels"), [("digits", 1), ("mnist5000", 2)])
 def test_digits_are_shifted_a_little_and_never_mirrored(kind: str, pixels: int) -> None:
     """Every augmented image is one of the (2·pixels + 1)² shifts of the image that the same call gives without."""

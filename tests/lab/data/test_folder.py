@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_images import write_tree
-from torch import Tensor
+from tiny_images import joined, write_tree
 
 from pareback.lab.data import folder
 from pareback.lab.data.folder import Folder
@@ -23,11 +22,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(path: Path, workers: int = 0, augment: bool = True) -> Folder:
     return Folder(path, image_size=7, workers=workers, augment=augment)
-
-
-def joined(batches: object) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*batches, strict=True)  # type: ignore[call-overload]
-    return torch.cat(images), torch.cat(labels)
 
 
 def test_it_says_what_it_holds(tree: Path) -> None:
@@ -88,31 +82,6 @@ def test_no_more_readers_than_processors(tree: Path, monkeypatch: pytest.MonkeyP
     assert [opened(tree, workers=workers)._workers for workers in (0, 2, 64)] == [0, 2, 3]
     monkeypatch.undo()
     assert folder._processors() >= 1
-
-
-def test_ranks_together_have_the_batches_of_one(tree: Path) -> None:
-    source = opened(tree)
-    alone = list(source.batches(1, batch=4, seed=2))
-    shared = list(zip(*(source.batches(1, batch=4, seed=2, rank=rank, world=2) for rank in range(2)), strict=True))
-    assert len(alone) == len(shared) == 3
-    for (x, y), parts in zip(alone, shared, strict=True):
-        assert torch.equal(x, torch.cat([part for part, _ in parts]))
-        assert torch.equal(y, torch.cat([part for _, part in parts]))
-
-
-def test_ranks_together_have_every_test_image_once(tree: Path) -> None:
-    source = opened(tree)
-    whole = joined(source.test_batches(batch=4))
-    parts = joined(batch for rank in range(4) for batch in source.test_batches(batch=4, rank=rank, world=4))
-    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
-    assert list(source.test_batches(batch=8, rank=0, world=8)) == []
-
-
-def test_the_training_s_own_generator_is_left_alone(tree: Path) -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    list(opened(tree).batches(0, batch=4, seed=0))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_gray_and_transparent_images_are_read_in_colour(tmp_path: Path) -> None:

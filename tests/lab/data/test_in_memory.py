@@ -7,25 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny_images import arrays
-from torch import Tensor
+from tiny_images import DEVICES, arrays, in_memory, joined
 
-from pareback.lab.data import in_memory
+from pareback.lab.data import in_memory as module
 from pareback.lab.data.augment import Shift
-from pareback.lab.data.in_memory import InMemory, channel_statistics
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
-
-
-def source(shift: Shift = Shift(1, mirror=True), device: str = "cpu") -> InMemory:  # noqa: B008 (frozen)
-    content = arrays()
-    images_and_labels = [torch.from_numpy(content[key]) for key in ("train_x", "train_y", "test_x", "test_y")]
-    return InMemory(*images_and_labels, classes=content["classes"].tolist(), device=device, shift=shift)
-
-
-def joined(batches: object) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*batches, strict=True)  # type: ignore[call-overload]
-    return torch.cat(images), torch.cat(labels)
+from pareback.lab.data.in_memory import channel_statistics
 
 
 def test_statistics_are_numpys() -> None:
@@ -36,14 +22,14 @@ def test_statistics_are_numpys() -> None:
 
 
 def test_it_says_what_it_holds() -> None:
-    held = source()
+    held = in_memory()
     assert (held.size, held.test_size, held.shape) == (20, 7, (3, 8, 8))
     assert held.classes == ("class 0", "class 1", "class 2", "class 3")
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_without_augmentation_every_image_comes_once_normalised(device: str) -> None:
-    held, content = source(Shift(), device), arrays()
+    held, content = in_memory(Shift(), device), arrays()
     x, y = joined(held.batches(0, batch=4, seed=0))
     assert (x.dtype, y.dtype, x.device.type) == (torch.float32, torch.int64, device)
     pixels = torch.from_numpy(content["train_x"]).permute(0, 3, 1, 2)
@@ -55,13 +41,13 @@ def test_without_augmentation_every_image_comes_once_normalised(device: str) -> 
 
 
 def test_the_whole_set_has_mean_zero_and_deviation_one() -> None:
-    x, _ = joined(source(Shift()).batches(0, batch=20, seed=0))
+    x, _ = joined(in_memory(Shift()).batches(0, batch=20, seed=0))
     assert x.mean((0, 2, 3)).abs().max() < 1e-5
     assert (x.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-5
 
 
 def test_test_images_come_in_order_and_as_they_are() -> None:
-    held, content = source(), arrays()
+    held, content = in_memory(), arrays()
     x, y = joined(held.test_batches(batch=3))
     expected = (torch.from_numpy(content["test_x"]).permute(0, 3, 1, 2) - torch.tensor(held.mean).view(3, 1, 1)) / (
         torch.tensor(held.std).view(3, 1, 1)
@@ -72,54 +58,29 @@ def test_test_images_come_in_order_and_as_they_are() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_same_call_gives_the_same_bits(device: str) -> None:
-    held = source(device=device)
+    held = in_memory(device=device)
     first, second = (joined(held.batches(3, batch=4, seed=5)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_epochs_and_seeds_differ() -> None:
-    held = source()
+    held = in_memory()
     labels = {tuple(joined(held.batches(e, batch=4, seed=s))[1].tolist()) for s in range(3) for e in range(3)}
     assert len(labels) == 9
 
 
-def test_the_training_s_own_generator_is_left_alone() -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    list(source().batches(0, batch=4, seed=0))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_ranks_together_have_the_batches_of_one(device: str) -> None:
-    held = source(device=device)
-    alone = list(held.batches(1, batch=6, seed=2))
-    shared = list(zip(*(held.batches(1, batch=6, seed=2, rank=rank, world=3) for rank in range(3)), strict=True))
-    assert len(alone) == len(shared) == 3
-    for (x, y), parts in zip(alone, shared, strict=True):
-        assert torch.equal(x, torch.cat([part for part, _ in parts]))
-        assert torch.equal(y, torch.cat([part for _, part in parts]))
-
-
-def test_ranks_together_have_every_test_image_once() -> None:
-    held = source()
-    whole = joined(held.test_batches(batch=4))
-    parts = joined(batch for rank in range(3) for batch in held.test_batches(batch=4, rank=rank, world=3))
-    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
-
-
 def test_working_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch at a time or all at once, with a last piece that is shorter."""
-    held = source()
+    held = in_memory()
     whole = list(held.batches(0, batch=3, seed=0))
     for batches_at_once in (1, 4):
-        monkeypatch.setattr(in_memory, "CHUNK", batches_at_once * 3 * math.prod(held.shape))
+        monkeypatch.setattr(module, "CHUNK", batches_at_once * 3 * math.prod(held.shape))
         pieces = list(held.batches(0, batch=3, seed=0))
         assert all(torch.equal(a, b) for w, p in zip(whole, pieces, strict=True) for a, b in zip(w, p, strict=True))
 
 
 def test_a_wrong_batch_is_refused_before_the_first_is_drawn() -> None:
-    held = source()
+    held = in_memory()
     with pytest.raises(ValueError, match="A batch of 21 images cannot be drawn from 20 training images"):
         held.batches(0, batch=21, seed=0)
     with pytest.raises(ValueError, match="A batch of 5 images cannot be shared evenly by 2 processes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import size
 
 from pareback.lab.data.sources import open_source
 from pareback.lab.models.small import ConvNet
@@ -18,7 +19,7 @@ def test_parameters_and_output(shape: tuple[int, int, int], pixels: int) -> None
     """Three convolutions without bias, their norms, and linear layers after two halvings that round up."""
     model = ConvNet(10, shape)
     expected = 9 * (shape[0] * 16 + 16 * 32 + 32 * 64) + 2 * (16 + 32 + 64) + (64 * pixels + 1) * 128 + 129 * 10
-    assert sum(p.numel() for p in model.parameters()) == expected
+    assert size(model) == expected
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from networks import size
 
 from pareback.lab.models.build import build
 from pareback.lab.models.thin import thin
@@ -56,14 +56,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 @pytest.mark.usefixtures("here")
 def test_a_function_of_the_current_folder_builds_the_network() -> None:
     model = build(ModelRecipe("nets_of_a_user:build"), 10, SHAPE)
-    assert parameters(model) == 64 * 40 + 40 + 40 * 10 + 10
+    assert size(model) == 64 * 40 + 40 + 40 * 10 + 10
 
 
 @pytest.mark.usefixtures("here")
@@ -71,12 +67,12 @@ def test_its_share_thins_it() -> None:
     """A quarter of the parameters: half the channels, as the function makes them."""
     recipe = thin(ModelRecipe("nets_of_a_user:build"), 0.25)
     assert recipe.thin == 0.25
-    assert parameters(build(recipe, 10, SHAPE)) == 64 * 20 + 20 + 20 * 10 + 10
+    assert size(build(recipe, 10, SHAPE)) == 64 * 20 + 20 + 20 * 10 + 10
 
 
 @pytest.mark.usefixtures("here")
 def test_a_function_without_a_share_builds_the_dense_network_only() -> None:
-    assert parameters(build(ModelRecipe("nets_of_a_user:rigid"), 10, SHAPE)) == 3010
+    assert size(build(ModelRecipe("nets_of_a_user:rigid"), 10, SHAPE)) == 3010
     with pytest.raises(ValueError, match="it takes no share, so that it cannot be thinned. Write build\\(classes"):
         build(ModelRecipe("nets_of_a_user:rigid", thin=0.5), 10, SHAPE)
 

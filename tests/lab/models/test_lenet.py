@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import size
 
 from pareback.lab.models.small import LeNet
 
@@ -13,7 +14,7 @@ def test_parameters_and_output(shape: tuple[int, int, int], classes: int) -> Non
     model = LeNet(classes, shape)
     pixels = shape[0] * shape[1] * shape[2]
     expected = (pixels * 300 + 300) + (300 * 100 + 100) + (100 * classes + classes)
-    assert sum(p.numel() for p in model.parameters()) == expected
+    assert size(model) == expected
     assert model(torch.zeros(2, *shape)).shape == (2, classes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pruned_examples import same_state
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -23,10 +24,6 @@ def network(classes: int = 4, seed: int = 0) -> nn.Sequential:
 
 
 STATE = network().state_dict()
-
-
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
 # ---------------------------------------------------------------- reading
@@ -55,13 +52,13 @@ def test_a_state_dict_is_read_as_it_was_saved(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("place", ["model", "state_dict", "model_state_dict"])
 def test_a_checkpoint_is_searched_for_the_weights(tmp_path: Path, place: str) -> None:
     torch.save({"epoch": 3, place: STATE}, tmp_path / "a.pt")
-    assert same(read_weights(tmp_path / "a.pt"), STATE)
+    assert same_state(read_weights(tmp_path / "a.pt"), STATE)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_wrappers_names_are_taken_away(tmp_path: Path, prefix: str) -> None:
     torch.save({f"{prefix}{name}": value for name, value in STATE.items()}, tmp_path / "a.pt")
-    assert same(read_weights(tmp_path / "a.pt"), STATE)
+    assert same_state(read_weights(tmp_path / "a.pt"), STATE)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -104,7 +101,7 @@ def test_files_without_a_state_dict_are_refused(tmp_path: Path, content: object)
 def test_all_weights_are_copied_and_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     model = network(seed=1)
     load_weights_(model, STATE, 4, "a.pt")
-    assert same(model.state_dict(), STATE)
+    assert same_state(model.state_dict(), STATE)
     assert not caplog.records
 
 
@@ -114,7 +111,7 @@ def test_a_classifier_of_another_size_stays_fresh_with_a_note(classes: int, capl
     fresh = copy.deepcopy(model[3].state_dict())
     with caplog.at_level(logging.INFO):
         load_weights_(model, STATE, classes, "a.pt")
-    assert same(model[3].state_dict(), fresh)
+    assert same_state(model[3].state_dict(), fresh)
     assert torch.equal(model[0].weight, STATE["0.weight"])
     assert caplog.messages == [f"a.pt is of 4 classes; left fresh for {classes}: '3.weight', '3.bias'."]
 
@@ -123,7 +120,7 @@ def test_old_files_without_the_norms_counters_are_taken() -> None:
     weights = {name: value for name, value in STATE.items() if not name.endswith("num_batches_tracked")}
     model = network(seed=1)
     load_weights_(model, weights, 4, "a.pt")
-    assert same(model.state_dict(), STATE)
+    assert same_state(model.state_dict(), STATE)
 
 
 @pytest.mark.parametrize(
@@ -147,4 +144,4 @@ def test_weights_of_another_network_are_refused_and_nothing_is_changed(
     weights = {name: value for name, value in {**STATE, **change}.items() if value is not None}
     with pytest.raises(ValueError, match=says):
         load_weights_(model, weights, 4, "a.pt")
-    assert same(model.state_dict(), before)
+    assert same_state(model.state_dict(), before)

@@ -7,6 +7,7 @@ from decimal import Decimal, localcontext
 
 import pytest
 import torch
+from networks import size
 from torch import nn
 
 from pareback.lab.models.build import build
@@ -14,10 +15,6 @@ from pareback.lab.models.thin import THINNABLE, thin, thinned
 from pareback.lab.recipe.schema import ModelRecipe
 
 Narrowed = Callable[[int], int]
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def resnet_parameters(blocks: Sequence[int], bottleneck: bool, classes: int, to: Narrowed) -> int:
@@ -75,10 +72,11 @@ def test_a_layer_must_keep_a_channel() -> None:
 
 def test_the_papers_thin_network() -> None:
     model = build(thin(ModelRecipe("wrn"), 0.1521), 100, (3, 32, 32))
-    assert parameters(model) == 1_671_832
+    assert size(model) == 1_671_832
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1521, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize(
     ("name", "blocks", "bottleneck"),
@@ -87,7 +85,7 @@ def test_the_papers_thin_network() -> None:
 def test_resnets(name: str, blocks: Sequence[int], bottleneck: bool, share: float) -> None:
     model = build(thin(ModelRecipe(f"torchvision/{name}"), share), 10, (3, 64, 64))
     expected = resnet_parameters(blocks, bottleneck, 10, lambda channels: int(share**0.5 * channels))
-    assert parameters(model) == expected
+    assert size(model) == expected
     dense = resnet_parameters(blocks, bottleneck, 10, lambda channels: channels)
     assert expected == pytest.approx(share * dense, rel=0.05)
     model.train()(torch.randn(2, 3, 64, 64)).sum().backward()
@@ -98,8 +96,8 @@ def test_resnets(name: str, blocks: Sequence[int], bottleneck: bool, share: floa
 def test_alexnet(share: float) -> None:
     model = build(thin(ModelRecipe("torchvision/alexnet"), share), 10, (3, 64, 64))
     to = lambda channels: int(share**0.5 * channels)  # noqa: E731
-    assert parameters(model) == alexnet_parameters(10, to)
-    assert parameters(model) == pytest.approx(share * alexnet_parameters(10, lambda channels: channels), rel=0.05)
+    assert size(model) == alexnet_parameters(10, to)
+    assert size(model) == pytest.approx(share * alexnet_parameters(10, lambda channels: channels), rel=0.05)
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
 
 
@@ -107,7 +105,7 @@ def test_alexnet(share: float) -> None:
 def test_lenet(share: float, first: int, second: int) -> None:
     """Its hidden layers are thinned, not the image and the classes."""
     model = build(thin(ModelRecipe(), share), 10, (1, 8, 8))
-    assert parameters(model) == 65 * first + (first + 1) * second + (second + 1) * 10
+    assert size(model) == 65 * first + (first + 1) * second + (second + 1) * 10
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_conv(share: float, widths: tuple[int, int, int, int]) -> None:
     """Convolutions without bias, their norms, and two linear layers on 2×2 pixels."""
     a, b, c, d = widths
     model = build(thin(ModelRecipe("conv"), share), 10, (1, 8, 8))
-    assert parameters(model) == 9 * (a + a * b + b * c) + 2 * (a + b + c) + (4 * c + 1) * d + (d + 1) * 10
+    assert size(model) == 9 * (a + a * b + b * c) + 2 * (a + b + c) + (4 * c + 1) * d + (d + 1) * 10
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from networks import size
 from torch import nn
 
 from pareback.lab.models.wrn import WideResNet, plain_widths
@@ -24,15 +25,11 @@ def expected_parameters(blocks: int, widths: Sequence[int], classes: int, channe
     return total + 2 * before + before * classes + classes
 
 
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 def test_the_papers_networks_have_the_papers_parameters() -> None:
-    assert parameters(WideResNet(16, 8)) == expected_parameters(2, (16, 128, 256, 512), 100) == 11_012_036
-    assert parameters(WideResNet(16, 3)) == 1_568_596
+    assert size(WideResNet(16, 8)) == expected_parameters(2, (16, 128, 256, 512), 100) == 11_012_036
+    assert size(WideResNet(16, 3)) == 1_568_596
     thin = (6, 49, 99, 199)
-    assert parameters(WideResNet(16, 8, widths=thin)) == expected_parameters(2, thin, 100) == 1_671_832
+    assert size(WideResNet(16, 8, widths=thin)) == expected_parameters(2, thin, 100) == 1_671_832
 
 
 @pytest.mark.parametrize(
@@ -40,7 +37,7 @@ def test_the_papers_networks_have_the_papers_parameters() -> None:
 )
 def test_any_depth_and_width(depth: int, width: int, classes: int, channels: int) -> None:
     model = WideResNet(depth, width, classes, channels)
-    assert parameters(model) == expected_parameters((depth - 4) // 6, plain_widths(width), classes, channels)
+    assert size(model) == expected_parameters((depth - 4) // 6, plain_widths(width), classes, channels)
     # The name counts the stem, two convolutions per block and the three shortcuts, or the classifier and two of them.
     assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in model.modules()) == depth - 3
     assert model(torch.zeros(2, channels, 8, 8)).shape == (2, classes)

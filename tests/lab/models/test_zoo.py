@@ -16,6 +16,7 @@ from pareback.lab.models.build import build
 from pareback.lab.recipe.schema import ModelRecipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -47,6 +48,7 @@ def test_building_draws_weights_from_the_seed_alone() -> None:
     assert torch.equal(*weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "says"),
     [
@@ -82,6 +84,7 @@ def test_a_missing_library_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
 # ---------------------------------------------------------------- the hub
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "googlenet", "inception_v3"])
 def test_torchvision_weights_are_loaded_except_the_classifier(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -72,6 +72,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
     monkeypatch.setattr(TrainStep, "__call__", acting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [3, 5, 12, 20])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(
@@ -397,6 +398,7 @@ def test_the_command_killed_and_interrupted(tmp_path: Path) -> None:
     assert result_of(out)["resumed"] == 2
 
 
+@pytest.mark.slow
 def test_a_reader_who_is_gone_ends_the_run_quietly(tmp_path: Path, whole: list[bytes]) -> None:
     """As in ``pareback train ... | head -1``: the epoch is saved, and going on ends with the same bits."""
     (tmp_path / "recipe.yaml").write_text(to_yaml(RECIPE))

@@ -62,6 +62,7 @@ def test_its_share_of_the_loss() -> None:
     assert float(teacher.loss(torch.tensor(2.0), logits, other)) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_very_sparse_network_learns_more_from_it(dense: Path, tmp_path: Path) -> None:
     """502 of 50,200 weights: over three seeds it ends above what labels alone teach, and the teacher is not changed."""
     before = load_file(dense / "model.safetensors")
@@ -87,6 +88,7 @@ def test_it_does_not_disturb_what_chance_decides(dense: Path, tmp_path: Path) ->
         torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

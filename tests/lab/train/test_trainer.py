@@ -64,6 +64,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_it_learns_digits_at_an_exact_budget(learned: Path) -> None:
     """Over 95 % of the test digits are right with 2,510 of 50,200 weights; the average is as sparse and as good."""
     result = result_of(learned)
@@ -139,6 +140,7 @@ def test_dense_training_prunes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "model-ema.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -24,9 +24,7 @@ def tradeoff() -> Chart:
 
 def _beyond() -> Chart:
     """Name what lies above a linear axis that ends below it, and what the band is."""
-    look = {"anchor": "end", "fontSize": 11, "fontWeight": "normal", "color": slot("muted")}
-    band = {"subtitle": "grey band: the Pareto front", "subtitleFontSize": 11, "subtitleColor": slot("muted")}
-    return {"text": slot("beyond"), **look, **band}
+    return {"text": slot("beyond"), "anchor": "end", "fontSize": 11, "fontWeight": "normal", "color": slot("muted")}
 
 
 def _x(field: Any = None) -> Chart:
