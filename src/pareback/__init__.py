@@ -21,6 +21,7 @@ if not _early_interrupt.is_for_help(_sys.orig_argv):
     from .plan import Plan, plan
     from .pruning.parametrized import ParametrizedPruner
     from .pruning.pruner import Pruner
+    from .recalibrate import recalibrate
     from .report import Report, inspect
     from .runtime import Engine, compile
 
@@ -46,5 +47,6 @@ __all__ = [
     "load",
     "plan",
     "prune_",
+    "recalibrate",
     "save",
 ]

@@ -1,0 +1,100 @@
+"""Batch norms that are estimated anew: what they become, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pareback as pb
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8 * 36, 4)]
+    return nn.Sequential(*layers)
+
+
+def test_statistics_become_the_averages_over_the_batches() -> None:
+    """Calculated by hand in float64: the mean of the batches' means, and of their unbiased variances."""
+    model = network()
+    batches = [torch.randn(16, 3, 8, 8) * (2 + i) + i for i in range(3)]
+    assert pb.recalibrate(model, batches) == 1
+    with torch.no_grad():
+        seen = [model[0](x).double().transpose(0, 1).flatten(1) for x in batches]
+    mean = torch.stack([x.mean(1) for x in seen]).mean(0)
+    var = torch.stack([x.var(1) for x in seen]).mean(0)
+    torch.testing.assert_close(model[1].running_mean.double(), mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model[1].running_var.double(), var, rtol=1e-5, atol=1e-5)
+
+
+def test_norms_that_lag_behind_their_weights_catch_up() -> None:
+    """Weights four times as large and shifted give the same answers once the norms know of it, and others before."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 1, 6, 6)
+    model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 2))
+    with torch.no_grad():
+        wanted = model(x)  # by the statistics of the batch itself
+        model[0].weight.mul_(4.0)
+        model[0].bias.add_(5.0)
+        model.eval()
+        assert (model(x) - wanted).abs().max() > 1.0
+        pb.recalibrate(model, [(x, torch.zeros(512))])
+        torch.testing.assert_close(model(x), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_nothing_else_changes() -> None:
+    """Weights, modes, momenta and gradients are as before; a norm without statistics is left alone."""
+    model = network()
+    model.insert(2, nn.BatchNorm2d(8, track_running_stats=False))
+    model[3].eval()
+    before = copy.deepcopy(model)
+    assert pb.recalibrate(model, [torch.randn(4, 3, 8, 8)]) == 1
+    assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
+    assert model[1].momentum == before[1].momentum
+    assert all(p.grad is None for p in model.parameters())
+    for own, other in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_any_form_of_batch() -> None:
+    """Inputs, pairs with targets, and mappings of keyword arguments."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return self.norm(image)
+
+    x = torch.randn(32, 3) + 7.0
+    models = [Named() for _ in range(4)]
+    for model, batch in zip(models, [x, (x, torch.zeros(32)), [x], {"image": x}], strict=True):
+        assert pb.recalibrate(model, [batch]) == 1
+        torch.testing.assert_close(model.norm.running_mean, x.mean(0))
+    assert pb.recalibrate(nn.Linear(2, 2), iter([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "error", "words"),
+    [
+        ([], ValueError, "There are no batches"),
+        (torch.randn(4, 3, 8, 8), TypeError, "Write [x] for a single one"),
+        (3, TypeError, "such as a data loader"),
+        (["x"], TypeError, "A batch must be a tensor"),
+        ([torch.full((4, 3, 8, 8), torch.nan)], ValueError, "1 of 1 batch norms would have statistics that are not"),
+    ],
+)
+def test_what_cannot_be_used_changes_nothing(batches: object, error: type[Exception], words: str) -> None:
+    model = network()
+    model(torch.randn(4, 3, 8, 8))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(error) as caught:
+        pb.recalibrate(model, batches)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert model[1].momentum == 0.1
