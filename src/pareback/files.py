@@ -5,6 +5,7 @@ one; and paths as a user writes them.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -92,6 +93,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digest(path: Path, size: int = 16) -> str:
+    """Return the hash of a file's content, BLAKE2b of so many bytes, in hexadecimal digits."""
+    content = hashlib.blake2b(digest_size=size)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            content.update(block)
+    return content.hexdigest()
 
 
 def expanded(path: str | Path) -> Path:

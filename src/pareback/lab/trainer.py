@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..artifact.intact import check_intact
 from ..errors import DiskFullError, InvalidValue
 from ..files import expanded
 from ..runs import checkpoints
@@ -85,6 +86,7 @@ def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
             f"{str(folder.path)!r} holds another run, finished: {other}. Give another folder with --out, or throw that "
             "run away with --force."
         )
+    check_intact(folder.path, result)
     if not quiet:
         print(f"{str(folder.path)!r} holds this run already, finished; --force would train it again.")
     return result

@@ -16,7 +16,8 @@ from torch import Tensor
 from .. import files
 from ..errors import DiskFullError, InvalidUse
 
-VERSION = 1
+#: 1: every weight of the model. 2: not those that follow from latent weights and thresholds.
+VERSION = 2
 
 
 class Checkpoints:
@@ -134,9 +135,23 @@ def _read(path: Path) -> dict[str, Any]:
             f"The checkpoint {str(path)!r} is damaged: {damaged} is not what was written. Delete it to let --resume "
             "begin anew."
         )
-    if not isinstance(state, dict) or state.get("version") != VERSION:
+    if not isinstance(state, dict) or state.get("version") not in (1, VERSION):
         raise InvalidUse(f"{str(path)!r} is not a checkpoint of this release. Begin anew with --force.")
+    lost = _not_finite(state)
+    if lost:
+        raise DamagedCheckpoint(
+            f"The checkpoint {str(path)!r} is damaged: {lost!r} holds NaN or infinity, which is never saved. Delete it "
+            "to let --resume begin anew."
+        )
     return state
+
+
+def _not_finite(state: dict[str, Any]) -> str:
+    """Name the first weight that is not finite; nothing if all are. Memory may go bad before a checksum is made."""
+    parts = state.get("parts") or {}
+    weights = {**parts.get("model", {}), **(parts.get("pruner") or {}).get("latents", {})}
+    floats = {name: value for name, value in weights.items() if value.is_floating_point()}
+    return next((name for name, value in floats.items() if not value.isfinite().all()), "")
 
 
 def _damaged_part(path: Path) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import files
+from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, resume_command, started
@@ -51,6 +52,7 @@ class Training:
         self._rows: list[dict[str, Any]] = []
         self._resumed = 0
         self._saved: int | None = None  # steps in the last checkpoint
+        self._own = False  # whether this process wrote it
 
     # -- states ----------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class Training:
                     "parts": self._parts.state_dict(),
                 }
             )
-        self._saved = self._steps
+        self._saved, self._own = self._steps, True
 
     @property
     def _steps(self) -> int:
@@ -130,6 +132,7 @@ class Training:
             self._board.close()
             self._checkpoints.wait()
         if self._team.leads:
+            result["files"] = hashes(self._folder.path)
             files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
@@ -237,11 +240,13 @@ class Training:
     def _lost(self, step: int, what: str = "loss is") -> FloatingPointError:
         """Return the error of numbers that are not finite, at a step (from 1) of the present epoch."""
         done = self._epoch * self._per_epoch + step
-        kept = (
-            "no checkpoint had been written yet"
-            if self._saved is None
-            else f"the last good checkpoint is {str(self._folder.checkpoint)!r}, after step {self._saved}"
-        )
+        file = repr(str(self._folder.checkpoint))
+        if self._saved is None:
+            kept = "no checkpoint had been written yet"
+        elif self._own:
+            kept = f"the last good checkpoint is {file}, after step {self._saved}"
+        else:  # nobody knows whether it is good: it was read, and nothing good has come of it
+            kept = f"it had gone on from {file}, after step {self._saved}, which may be damaged"
         return FloatingPointError(
             f"The {what} not finite at step {done} (epoch {self._epoch + 1}); {kept}. Train anew with a lower "
             "optimizer.lr, or with optimizer.clip=1.0."
@@ -253,6 +258,8 @@ class Training:
             bad = self._step.tally.read().bad
             if bad is not None:
                 raise self._lost(bad)
+            if not self._parts.finite():
+                raise self._lost(self._within, "weights are")
             self._save()
         self._checkpoints.wait()
         raise self._stopped(number)
