@@ -13,6 +13,7 @@ from ..files import expanded
 from ..runs import checkpoints
 from ..runs.folder import RunFolder, Standing, result_of, resume_command
 from ..runs.origins import changed_since
+from ..runs.trust import recall, remember
 from .recipe.checks import check, check_machine
 from .recipe.schema import Recipe
 from .train import settings
@@ -29,12 +30,14 @@ def train(
     quiet: bool = False,
     force: bool = False,
     began: float | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Train a recipe into the folder ``out`` and return what its result.json holds.
 
     A finished run of the same recipe is returned as it is. An unfinished one goes on with ``resume=True``, to the same
     weights as if it had never been interrupted; ``force=True`` throws away what is there. Under torchrun every process
     calls this, and the first one writes. ``began`` is the moment on ``time.monotonic()`` that seconds count from.
+    ``trust`` lets code be imported that the teacher's run names and the recipe does not.
     """
     clock = Clock(began)
     check(recipe)
@@ -47,10 +50,14 @@ def train(
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
         stack.enter_context(_advice_on_a_full_disk(folder))
+        if standing == "unfinished":
+            recall(folder.path, recipe.model.name)
         with folder.reserved(recipe) if here.leads else nullcontext():
-            training = Training(recipe, here, folder, clock)
+            training = Training(recipe, here, folder, clock, trust)
         if force and here.leads:  # not before: a mistake in the new recipe must not cost the old run
             folder.clear()
+        if here.leads:
+            remember(folder.path, recipe.model.name)
         if standing == "unfinished" and folder.checkpoint.exists():
             training.load(checkpoints.load(folder.checkpoint))
         return training.run(quiet=quiet or not here.leads)

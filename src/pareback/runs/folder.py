@@ -17,6 +17,7 @@ from ..lab.recipe.schema import Recipe
 from .checkpoints import previous_of
 from .locking import FolderLock
 from .results import fits_images, lacking
+from .trust import remember
 
 #: Fields that may differ between the parts of one run: they say where and how, not what.
 INCIDENTAL = {
@@ -46,6 +47,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.average = path / "model-ema.safetensors"
         self.result = path / "result.json"
+        self.code = path / "code.json"
         self.tensorboard = path / "tensorboard"
         self._lock = FolderLock(path)
         self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -78,7 +80,7 @@ class RunFolder:
     def files(self) -> list[Path]:
         """What a run writes, the result first: without it the rest counts as unfinished."""
         written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
-        return [self.result, *written, previous_of(self.checkpoint)]
+        return [self.result, *written, self.code, previous_of(self.checkpoint)]
 
     def standing(self, recipe: Recipe, resume: bool) -> Standing:
         """Return how a run of ``recipe`` stands here, or raise where it may not go on."""
@@ -117,11 +119,13 @@ class RunFolder:
         if self.recipe.exists():
             yield
             return
+        remember(self.path, recipe.model.name)  # before: a recipe of one's own without it would look like a stranger's
         files.write_text(self.recipe, to_yaml(recipe), alone=True)
         try:
             yield
         except Exception:
             self.recipe.unlink(missing_ok=True)
+            self.code.unlink(missing_ok=True)
             raise
 
     def begin(self, recipe: Recipe, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:

@@ -36,12 +36,12 @@ _LOOK = 0.25
 class Training:
     """One recipe at work in its folder, and how far it has come."""
 
-    def __init__(self, recipe: Recipe, here: Team, folder: RunFolder, clock: Clock) -> None:
+    def __init__(self, recipe: Recipe, here: Team, folder: RunFolder, clock: Clock, trust: bool = False) -> None:
         self._recipe, self._team, self._folder, self._clock = recipe, here, folder, clock
         self._source = open_source(recipe.data, here.device)
         self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
         self._total = recipe.train.epochs * self._per_epoch
-        self._parts = Parts(recipe, here, self._source, self._total)
+        self._parts = Parts(recipe, here, self._source, self._total, trust)
         self._origins = origins(recipe, self._source)
         self._step = self._parts.step
         self._checkpoints = checkpoints.Checkpoints(folder.checkpoint)

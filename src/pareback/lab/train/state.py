@@ -22,7 +22,7 @@ from .step import Forward, TrainStep
 class Parts:
     """Everything that moves with a step."""
 
-    def __init__(self, recipe: Recipe, here: Team, source: Source, total_steps: int) -> None:
+    def __init__(self, recipe: Recipe, here: Team, source: Source, total_steps: int, trust: bool = False) -> None:
         self.forward = Forward.of(recipe, here.device)
         torch.manual_seed(recipe.seed)  # whatever opening the data drew, the initial weights are the seed's
         self.model: nn.Module = build(recipe.model, len(source.classes), source.shape).to(here.device)
@@ -34,7 +34,7 @@ class Parts:
         self.average = WeightAverage(self.model, self.pruner, recipe.train.ema) if recipe.train.ema else None
         # The pruner knows the plain module; a compiled one shares its parameters.
         net = _compiled(net) if recipe.train.compile else net
-        teacher = Teacher.of(recipe, source, here.device)
+        teacher = Teacher.of(recipe, source, here.device, trust)
         self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher)
         if here.rank:  # processes draw their own random numbers, such as dropout's
             torch.manual_seed(recipe.seed + here.rank)
