@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import DiskFullError, InvalidValue, MissingFile, NotPermitted, UserError
+from .errors import DiskFullError, FileSizeError, InvalidValue, MissingFile, NotPermitted, UserError
 
 #: Fewer free bytes than this explain a failure that does not say its reason.
 _SCARCE = 1 << 20
@@ -62,7 +62,7 @@ def noticing_full_disk(path: Path) -> Iterator[None]:
         if code is None:
             raise
         if code == errno.EFBIG:
-            raise DiskFullError(f"{str(path)!r} could not be written: files may not become so large here.") from error
+            raise FileSizeError(f"{str(path)!r} could not be written: files may not become so large here.") from error
         raise DiskFullError(f"The disk is full: {str(path)!r} could not be written.") from error
 
 

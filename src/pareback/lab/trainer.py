@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact.intact import check_intact
-from ..errors import DiskFullError, InvalidValue
+from ..errors import DiskFullError, FileSizeError, InvalidValue, LittleMemory, UserError
 from ..files import expanded
+from ..messages import lacks_memory
 from ..runs import checkpoints
 from ..runs.folder import RunFolder, Standing, result_of, resume_command
 from ..runs.origins import changed_since
@@ -49,7 +50,7 @@ def train(
         if standing == "finished":
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
-        stack.enter_context(_advice_on_a_full_disk(folder))
+        stack.enter_context(_advice_on_want(folder))
         if standing == "unfinished":
             recall(folder.path, recipe.model.name)
         with folder.reserved(recipe) if here.leads else nullcontext():
@@ -100,15 +101,25 @@ def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _advice_on_a_full_disk(folder: RunFolder) -> Iterator[None]:
+def _advice_on_want(folder: RunFolder) -> Iterator[None]:
+    """Say how to go on where disk or memory were too small."""
     try:
         yield
+    except FileSizeError as limit:
+        raise FileSizeError(f"{limit} Raise the limit (ulimit -f), {_then(folder)}") from limit
     except DiskFullError as full:
-        raise DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
+        raise DiskFullError(f"{full} Make room, {_then(folder)}") from full
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, UserError) or not lacks_memory(error):
+            raise
+        raise LittleMemory(
+            "There is not enough memory for this training. Train anew with a smaller data.batch_size; or free some, or "
+            f"raise the limit on it (ulimit -v), {_then(folder)}"
+        ) from error
 
 
-def _once_there_is_room(folder: RunFolder) -> str:
+def _then(folder: RunFolder) -> str:
     if not folder.recipe.exists():
-        return "Make room, then begin again."
+        return "then begin again."
     kept = "the last good checkpoint" if folder.checkpoint.exists() else "the first step"
-    return f"Make room, then go on from {kept} with: {resume_command(folder.path)}"
+    return f"then go on from {kept} with: {resume_command(folder.path)}"

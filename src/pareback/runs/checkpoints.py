@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import files
 from ..errors import DiskFullError, InvalidUse
+from ..messages import lacks_memory
 
 #: 1: every weight of the model. 2: not those that follow from latent weights and thresholds.
 VERSION = 2
@@ -50,7 +51,7 @@ class Checkpoints:
             self._writer = None
         if self._error is not None:
             error, self._error = self._error, None
-            if isinstance(error, DiskFullError):
+            if isinstance(error, DiskFullError) or lacks_memory(error):  # which have a sentence of their own
                 raise error
             raise InvalidUse(f"The checkpoint {str(self.path)!r} could not be written: {error}.") from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -50,12 +52,23 @@ class FolderLock:
             os.close(self._handle)
             self._handle = None
 
+    def _warn(self, error: OSError) -> None:
+        """Say that nobody is kept out: refusing would leave the users of such a file system without any run."""
+        print(
+            f"The file system of {str(self.file.parent)!r} has no locks ({error.strerror}): a second process in that "
+            "folder would not be noticed. Start no other run there.",
+            file=sys.stderr,
+        )
+
     def _locks(self, handle: int, until: float) -> bool:
         """Try to lock an open file; whether it is locked and still the one in the folder."""
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
+                self._warn(error)
+                return True
             holder = os.read(handle, 20).decode(errors="replace")
             if holder.isdecimal() and not _lives(int(holder)) and time.monotonic() < until:
                 time.sleep(0.1)
