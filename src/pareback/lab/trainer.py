@@ -36,7 +36,8 @@ def train(
     """Train a recipe into the folder ``out`` and return what its result.json holds.
 
     A finished run of the same recipe is returned as it is. An unfinished one goes on with ``resume=True``, to the same
-    weights as if it had never been interrupted; ``force=True`` throws away what is there. Under torchrun every process
+    weights as if it had never been interrupted, and with more epochs than it was begun with where the steps that are
+    done are the same in the longer run; ``force=True`` throws away what is there. Under torchrun every process
     calls this, and the first one writes. ``began`` is the moment on ``time.monotonic()`` that seconds count from.
     ``trust`` lets code be imported that the teacher's run names and the recipe does not.
     """
@@ -51,7 +52,7 @@ def train(
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
         stack.enter_context(_advice_on_want(folder))
-        if standing == "unfinished":
+        if standing in ("unfinished", "longer"):
             recall(folder.path, recipe.model.name)
         with folder.reserved(recipe) if here.leads else nullcontext():
             training = Training(recipe, here, folder, clock, trust)
@@ -59,8 +60,10 @@ def train(
             folder.clear()
         if here.leads:
             remember(folder.path, recipe.model.name)
-        if standing == "unfinished" and folder.checkpoint.exists():
+        if standing in ("unfinished", "longer") and folder.checkpoint.exists():
             training.load(checkpoints.load(folder.checkpoint))
+        if standing == "longer" and here.leads:
+            folder.reopen()
         return training.run(quiet=quiet or not here.leads)
 
 

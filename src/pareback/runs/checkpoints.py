@@ -59,8 +59,10 @@ class Checkpoints:
         try:
             if copied is not None:
                 copied.synchronize()
-            keep_previous(self.path)
-            files.write(self.path, lambda file: torch.save(state, file), alone=True)
+            with files.replacing(self.path, alone=True) as temporary:
+                with open(temporary, "wb") as file:
+                    torch.save(state, file)
+                keep_previous(self.path)  # not before: until the new one is written both generations are needed
         except Exception as error:
             self._error = error
 

@@ -15,6 +15,7 @@ from ... import files
 from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
+from ...runs.extending import check_ramp
 from ...runs.folder import RunFolder, resume_command, started
 from ...runs.origins import changed, origins
 from .. import environment
@@ -64,6 +65,7 @@ class Training:
                 f"The run in {str(self._folder.path)!r} cannot go on: {other}. Give what it was begun with, or train "
                 "anew with another --out."
             )
+        check_ramp(self._folder.path, state["recipe"], self._recipe, self._per_epoch)
         self._take_over(state["parts"])
         self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
         self._clock.load(state["seconds"])
