@@ -169,3 +169,33 @@ def test_an_old_pickle_is_answered_with_our_sentence_alone(
     assert main(["inspect", str(file)]) == 2
     assert "is not a state dict that torch.load(weights_only=True) reads" in capsys.readouterr().err
     assert not recwarn.list
+
+
+def test_a_lock_that_was_deleted_is_taken_again(tmp_path: Path) -> None:
+    """Nobody has come: the run goes on, and the next one is kept out as before."""
+    with RunFolder(tmp_path) as folder:
+        (tmp_path / ".lock").unlink()
+        folder.hold()
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+        with pytest.raises(RuntimeError, match="Another process .* is training in"):
+            RunFolder(tmp_path).__enter__()
+
+
+def test_whose_lock_was_deleted_leaves_the_run_to_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that write at once would mix up the run: of 37 storms one had ended with every epoch told twice."""
+    call, seen = TrainStep.__call__, iter(range(1, 1000))
+    others: list[RunFolder] = []
+
+    def deleting(self: TrainStep, *args: Any) -> None:
+        call(self, *args)
+        if next(seen) == 7:
+            (tmp_path / ".lock").unlink()
+            others.append(RunFolder(tmp_path).__enter__())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainStep, "__call__", deleting)
+        with pytest.raises(RuntimeError, match="was deleted, and another process trains there now. This one stopped"):
+            train(RECIPE, tmp_path, quiet=True)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    others[0].__exit__()
+    train(RECIPE, tmp_path, resume=True, quiet=True)

@@ -77,6 +77,10 @@ class RunFolder:
                     folder.rmdir()
         self._lock.release()
 
+    def hold(self) -> None:
+        """Raise where another process has taken the folder, as one can whose lock was deleted."""
+        self._lock.hold()
+
     @property
     def files(self) -> list[Path]:
         """What a run writes, the result first: without it the rest counts as unfinished."""

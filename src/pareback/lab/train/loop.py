@@ -89,6 +89,7 @@ class Training:
         """Write a checkpoint of this moment, in the background."""
         random = self._team.gather(settings.random_state(self._team.device))
         if self._team.leads:
+            self._folder.hold()
             self._checkpoints.save(
                 {
                     "recipe": to_dict(self._recipe),
@@ -134,6 +135,7 @@ class Training:
             self._board.close()
             self._checkpoints.wait()
         if self._team.leads:
+            self._folder.hold()
             result["files"] = hashes(self._folder.path)
             files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
@@ -219,6 +221,7 @@ class Training:
         self._rows.append(row)
         self._epoch, self._within = self._epoch + 1, 0
         if self._team.leads:
+            self._folder.hold()
             self._folder.append(row)
             self._board.add(row)
         self._progress.epoch(row, (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch))
@@ -289,6 +292,8 @@ class Training:
 
     def _land(self, about: dict[str, Any]) -> dict[str, Any]:
         """Finish the pruner, evaluate the plain model that is left and write it; return the result."""
+        if self._team.leads:
+            self._folder.hold()
         last = self._rows[-1]
         accuracy, loss, ema_accuracy = last["test_accuracy"], last["test_loss"], None
         counts = outcome.finish_and_count(self._parts.model, self._parts.pruner)
