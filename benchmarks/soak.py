@@ -45,13 +45,13 @@ from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, OptimizerRecipe, 
 from pareback.lab.trainer import train
 from pareback.runs.checkpoints import previous_of
 
-#: Thirty epochs of eight steps, with everything that has a state: moments, thresholds, an average, random shifts.
+#: Sixteen epochs of eight steps, with everything that has a state: moments, thresholds, an average, random shifts.
 RECIPE = Recipe(
     name="soak",
     data=DataRecipe(batch_size=160),
     goal=GoalRecipe("budget", sparsity=0.9),
     optimizer=OptimizerRecipe("adamw", lr=0.002),
-    train=TrainRecipe(epochs=30, ema=0.9, device="cpu"),
+    train=TrainRecipe(epochs=16, ema=0.9, device="cpu"),
 )
 #: Less of the same, for two processes that share each batch.
 RANKS = Recipe(
@@ -295,12 +295,12 @@ def lost_lock(storm: Storm) -> Ending:
 
 
 ATTACKS: dict[str, tuple[Callable[[Storm], Ending], int]] = {
-    "SIGKILL at any moment": (by_signal(signal.SIGKILL), 12),
+    "SIGKILL at any moment": (by_signal(signal.SIGKILL), 18),
     "SIGTERM at any moment": (by_signal(signal.SIGTERM), 4),
     "SIGINT at any moment": (by_signal(signal.SIGINT), 3),
     "SIGSTOP, and on": (stopped_for_a_while, 2),
     "killed while importing": (killed_while_importing, 2),
-    "SIGKILL at a write or rename": (killed_at_a_write, 8),
+    "SIGKILL at a write or rename": (killed_at_a_write, 12),
     "disk full": (failing_writes(errno.ENOSPC, errno.EDQUOT), 3),
     "read-only, or an error of the disk": (failing_writes(errno.EROFS, errno.EACCES, errno.EIO), 3),
     "limit on the size of files": (small_files, 2),
