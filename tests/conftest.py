@@ -17,6 +17,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs with code of their own are sealed with a key of the tests, not with that of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Files are handed out in the order below: xdist would begin with those of many tests, which are the quick ones."""
     config.option.loadscopereorder = False

@@ -137,8 +137,6 @@ def code_of_failing(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPa
         (TypeError("'NoneType' object is not iterable"), "TypeError: 'NoneType' object is not iterable"),
         (KeyError("shape"), "KeyError: 'shape'"),
         (RuntimeError("CUDA error: the device is gone"), "RuntimeError: CUDA error: the device is gone"),
-        (torch.OutOfMemoryError("CUDA out of memory."), "OutOfMemoryError: CUDA out of memory."),
-        (MemoryError(), "MemoryError"),
     ],
 )
 def test_what_fails_inside_is_no_mistake_of_the_user(

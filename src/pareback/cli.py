@@ -14,9 +14,9 @@ from . import _early_interrupt
 from ._version import __version__
 from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
 from .commands.arguments import Command, Parser, UsageError
-from .errors import InvalidType, InvalidValue
+from .errors import InvalidType, InvalidValue, LittleMemory, UserError
 from .lab.train.interrupts import PIPE
-from .messages import FORESEEN, did_you_mean, told
+from .messages import FORESEEN, did_you_mean, lacks_memory, told
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{error}" if str(error) else "\nInterrupted.", file=sys.stderr)
         return 128 + int(getattr(error, "number", 2))
     except Exception as error:
+        if lacks_memory(error) and not isinstance(error, UserError):
+            error = LittleMemory("There is not enough memory for this. Free some, or raise the limit (ulimit -v).")
         _complain(error, everywhere=True)
         return 1
 

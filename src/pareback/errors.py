@@ -35,5 +35,13 @@ class DiskFullError(UserError, OSError):
     """A file for which there was no room. Its message names the file."""
 
 
+class FileSizeError(DiskFullError):
+    """A file that became larger than files may be here. Its message names the file."""
+
+
+class LittleMemory(UserError, MemoryError):
+    """Something for which there was not enough memory, or no room for another thread."""
+
+
 class NotPermitted(UserError, PermissionError):
     """A file that may not be written. Its message names the file."""

@@ -5,6 +5,7 @@ one; and paths as a user writes them.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import DiskFullError, InvalidValue, MissingFile, NotPermitted, UserError
+from .errors import DiskFullError, FileSizeError, InvalidValue, MissingFile, NotPermitted, UserError
 
 #: Fewer free bytes than this explain a failure that does not say its reason.
 _SCARCE = 1 << 20
@@ -61,7 +62,7 @@ def noticing_full_disk(path: Path) -> Iterator[None]:
         if code is None:
             raise
         if code == errno.EFBIG:
-            raise DiskFullError(f"{str(path)!r} could not be written: files may not become so large here.") from error
+            raise FileSizeError(f"{str(path)!r} could not be written: files may not become so large here.") from error
         raise DiskFullError(f"The disk is full: {str(path)!r} could not be written.") from error
 
 
@@ -92,6 +93,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digest(path: Path, size: int = 16) -> str:
+    """Return the hash of a file's content, BLAKE2b of so many bytes, in hexadecimal digits."""
+    content = hashlib.blake2b(digest_size=size)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            content.update(block)
+    return content.hexdigest()
 
 
 def expanded(path: str | Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import inspect
 import math
@@ -118,6 +119,24 @@ def suggests_options(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+#: How torch and Python say that there is no memory, where the type of the error does not.
+_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "can't start new thread")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error comes of too little memory, or of a limit on it.
+
+    >>> lacks_memory(MemoryError()), lacks_memory(RuntimeError("[...] DefaultCPUAllocator: can't allocate memory: ..."))
+    (True, True)
+    >>> lacks_memory(ValueError("out of memory"))
+    False
+    """
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY)
 
 
 #: Their messages are sentences for a user. Any other error was not foreseen, and only its type says what it means.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from .check import verify
 from .container import Piece, Reader, blaming, write
 from .contents import contents_of, is_pare, plain_contents
 from .elements import BY_CODE, NEWER_CODES, as_bits, name_of
+from .intact import check_own_file
+from .latent import pruned_weights
 from .load import read_all
 from .save import in_order
 
@@ -21,13 +24,14 @@ _CODES = {dtype: code for code, dtype in (NEWER_CODES | BY_CODE).items()}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the state dict in a file, or in the model.safetensors of a run's folder."""
+    """Return the state dict in a file, or in the model.safetensors of a run's folder, which has to be what it wrote."""
     if path.is_dir():
         if not (path / "model.safetensors").is_file():
             raise MissingFile(f"{str(path)!r} holds no model.safetensors. Give a finished run's folder or a file.")
         path = path / "model.safetensors"
     if not path.is_file():
         raise MissingFile(f"There is no {str(path)!r}. Give a run's folder, a .pare, .safetensors or .pt file.")
+    check_own_file(path)
     return _from_safetensors(path) if _is_safetensors(path) else _from_checkpoint(path)
 
 
@@ -84,17 +88,33 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _from_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
-        with open(path, "rb") as file:  # by its path torch would go by its name
+        # torch warns of what it found in a file of an older form before it refuses it; the sentence below says it.
+        with (
+            open(path, "rb") as file,
+            warnings.catch_warnings(action="ignore"),
+        ):  # by its path torch would go by its name
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise BadFile(
             f"{str(path)!r} is not a state dict that torch.load(weights_only=True) reads. Save model.state_dict()."
         ) from error
+    left_out = _left_out(content, path)
     for key in ("parts", "model", "state_dict", "model_state_dict"):  # checkpoints hold the weights beside other things
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     found: dict[Any, Any] = content if isinstance(content, dict) else {}
-    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    tensors = left_out | {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
     if not tensors:
         raise BadFile(f"{str(path)!r} holds no weights by name. Save model.state_dict().")
     return tensors
+
+
+def _left_out(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the weights that a run's checkpoint leaves out because they follow from latent ones."""
+    parts = content.get("parts") if isinstance(content, dict) else None
+    if not isinstance(parts, dict) or not parts.get("derived", {}).get("names"):
+        return {}
+    try:
+        return pruned_weights(parts["derived"], parts["pruner"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        raise BadFile(f"{str(path)!r} is no checkpoint that can be read: its latent weights are not whole.") from error

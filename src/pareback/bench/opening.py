@@ -16,6 +16,7 @@ from ..lab.models.build import build
 from ..lab.recipe.reading import read
 from ..lab.recipe.schema import DataRecipe, Recipe
 from ..runs.folder import made_for, recipe_of
+from ..runs.trust import admit
 from .masks import mask_uniformly_
 from .subject import Subject
 
@@ -34,6 +35,8 @@ class Given:
     data: str | None = None
     shape: tuple[int, int, int] | None = None
     classes: int | None = None
+    trust: bool = False
+    """Whether code that a run names may be imported, whoever made the run."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ def open_subject(source: Path, given: Given) -> Subject:
 def _parts(source: Path, given: Given) -> _Parts:
     if source.is_dir():
         classes, shape = made_for(source)
-        return _Parts(recipe_of(source), given.weights or source, given.shape or shape, given.classes or classes)
+        recipe = recipe_of(source)
+        admit(source, recipe.model.name, given.trust)
+        return _Parts(recipe, given.weights or source, given.shape or shape, given.classes or classes)
     if source.suffix in _RECIPES:
         if given.recipe is not None:
             raise InvalidValue(f"{str(source)!r} and {str(given.recipe)!r} are two recipes. Give one of them.")

@@ -28,7 +28,8 @@ class Process:
         }
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pareback.bench.worker", runtime, str(threads)],
+            # -P: a file in the current folder that is called like a package is not taken for it.
+            [sys.executable, "-P", "-m", "pareback.bench.worker", runtime, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -45,6 +45,13 @@ def output_path(text: str) -> Path:
     return Path(text)
 
 
+def add_trust_option(parser: Parser) -> None:
+    """Add the word by which a user lets code be imported that a run of somebody else names."""
+    parser.add_argument(
+        "--trust", action="store_true", help="import the code that a run names as its network, whoever made the run"
+    )
+
+
 class Parser(argparse.ArgumentParser):
     """Answers mistakes with one sentence and the nearest right word instead of the whole usage."""
 

@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from .arguments import Command, Parser, UsageError, output_path
+from .arguments import Command, Parser, UsageError, add_trust_option, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -24,6 +24,7 @@ def _options(parser: Parser) -> None:
     add("--threads", default="1", metavar="N,M", help="numbers of threads, for every runtime alike (%(default)s)")
     add("--runtimes", metavar="A,B", help="of eager, compile, onnxruntime, openvino, int8, int8-dynamic and engine")
     add("--seconds", type=float, metavar="N", help="begin no further batch size N seconds after the start")
+    add_trust_option(parser)
     add("--json", action="store_true", help="print everything as JSON")
     add("--out", type=output_path, metavar="FILE", help="also write everything as JSON here")
 
@@ -49,6 +50,7 @@ def _run(options: Namespace) -> None:
         options.data,
         None if shape is None else (shape[0], shape[1], shape[2]),
         options.classes,
+        options.trust,
     )
     runtimes = None if options.runtimes is None else options.runtimes.split(",")
     found = compare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from .arguments import Command, Parser, output_path
+from .arguments import Command, Parser, add_trust_option, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -14,13 +14,14 @@ def _options(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=output_path, metavar="FILE", help="the file to write (beside the source by default)"
     )
+    add_trust_option(parser)
     parser.add_argument("--values", metavar="TYPE", help="keep a .pare file's values as float16 or bfloat16")
 
 
 def _run(options: Namespace) -> None:
     from ..runs.export import export_path
 
-    out = export_path(options.source, options.format, options.out, options.values)
+    out = export_path(options.source, options.format, options.out, options.values, options.trust)
     print(f"wrote {out}, {out.stat().st_size:,} bytes")
 
 
@@ -28,5 +29,5 @@ COMMAND = Command(
     "Write a run's model, or a file of weights, as a compressed .pare file, as safetensors or as ONNX.",
     _options,
     _run,
-    "RUN_OR_FILE [--format pare|safetensors|onnx] [--out FILE] [--values float16|bfloat16]",
+    "RUN_OR_FILE [--format pare|safetensors|onnx] [--out FILE] [--values float16|bfloat16] [--trust]",
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..messages import place
-from .arguments import Command, Parser, UsageError, add_recipe_options, changes, output_path
+from .arguments import Command, Parser, UsageError, add_recipe_options, add_trust_option, changes, output_path
 
 
 def _options(parser: Parser) -> None:
@@ -22,6 +22,7 @@ def _options(parser: Parser) -> None:
         "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, --out or the default folder"
     )
     parser.add_argument("--force", action="store_true", help="throw away the run that is in the folder")
+    add_trust_option(parser)
     parser.add_argument("--quiet", action="store_true", help="print the last line alone")
     add_recipe_options(parser)
 
@@ -33,6 +34,7 @@ def _run(options: Namespace) -> int:
     from ..lab.recipe.schema import Recipe
     from ..lab.trainer import train
     from ..runs import folder as run_folder
+    from ..runs.trust import admit
 
     began = environment.process_start()
     given = changes(options)
@@ -47,6 +49,8 @@ def _run(options: Namespace) -> int:
         recipe = read(options.recipe)
     elif resume and out is not None:
         recipe = run_folder.recipe_of(out)
+        if "model.name" not in given:
+            admit(out, recipe.model.name, options.trust)
     else:
         recipe = Recipe()
         given = {"name": _name(given, recipe.name), **given}
@@ -57,7 +61,9 @@ def _run(options: Namespace) -> int:
         out = Path("runs") / f"{recipe.name}-{recipe.seed}"
     if resume:
         run_folder.recipe_of(out)  # there has to be a run
-    result = train(recipe, out, resume=resume, force=options.force, quiet=options.quiet, began=began)
+    result = train(
+        recipe, out, resume=resume, force=options.force, quiet=options.quiet, began=began, trust=options.trust
+    )
     if os.environ.get("RANK", "0") == "0":
         said = _summary(result, out)
         # On a terminal in lines that fit; for a program that reads it, one.

@@ -24,11 +24,14 @@ class Teacher:
         self._weight, self._temperature = recipe.weight, recipe.temperature
 
     @staticmethod
-    def of(recipe: Recipe, source: Source, device: torch.device) -> Teacher | None:
-        """Return a recipe's teacher, ready on the device, or None if it has none."""
+    def of(recipe: Recipe, source: Source, device: torch.device, trust: bool = False) -> Teacher | None:
+        """Return a recipe's teacher, ready on the device, or None if it has none.
+
+        Code that its run names is imported if it is the user's, if the recipe names it too, or on ``trust``.
+        """
         if recipe.teacher.run is None:
             return None
-        net = _network(expanded(recipe.teacher.run), source).to(device)
+        net = _network(expanded(recipe.teacher.run), source, trust, recipe.model.name).to(device)
         if recipe.train.channels_last:
             net.to(memory_format=torch.channels_last)
         return Teacher(recipe.teacher, torch.compile(net, dynamic=False) if recipe.train.compile else net)  # type: ignore[arg-type]
@@ -54,7 +57,7 @@ def distance(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
-def _network(run: Path, source: Source) -> nn.Module:
+def _network(run: Path, source: Source, trust: bool, known: str) -> nn.Module:
     """Return a finished run's network for the same images and classes."""
     theirs, ours = made_for(run), (len(source.classes), source.shape)
     if theirs != ours:
@@ -63,4 +66,4 @@ def _network(run: Path, source: Source) -> nn.Module:
             f"of {ours[1]}. Give a run on the same data as teacher.run."
         )
     with torch.random.fork_rng(devices=[]):  # the initial weights that it draws must not change the student's training
-        return network_of(run).eval().requires_grad_(False)
+        return network_of(run, trust=trust, known=known).eval().requires_grad_(False)

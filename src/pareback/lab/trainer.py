@@ -7,11 +7,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..errors import DiskFullError, InvalidValue
+from ..artifact.intact import check_intact
+from ..errors import DiskFullError, FileSizeError, InvalidValue, LittleMemory, UserError
 from ..files import expanded
+from ..messages import lacks_memory
 from ..runs import checkpoints
 from ..runs.folder import RunFolder, Standing, result_of, resume_command
 from ..runs.origins import changed_since
+from ..runs.trust import recall, remember
 from .recipe.checks import check, check_machine
 from .recipe.schema import Recipe
 from .train import settings
@@ -28,12 +31,15 @@ def train(
     quiet: bool = False,
     force: bool = False,
     began: float | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Train a recipe into the folder ``out`` and return what its result.json holds.
 
     A finished run of the same recipe is returned as it is. An unfinished one goes on with ``resume=True``, to the same
-    weights as if it had never been interrupted; ``force=True`` throws away what is there. Under torchrun every process
+    weights as if it had never been interrupted, and with more epochs than it was begun with where the steps that are
+    done are the same in the longer run; ``force=True`` throws away what is there. Under torchrun every process
     calls this, and the first one writes. ``began`` is the moment on ``time.monotonic()`` that seconds count from.
+    ``trust`` lets code be imported that the teacher's run names and the recipe does not.
     """
     clock = Clock(began)
     check(recipe)
@@ -45,13 +51,19 @@ def train(
         if standing == "finished":
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
-        stack.enter_context(_advice_on_a_full_disk(folder))
+        stack.enter_context(_advice_on_want(folder))
+        if standing in ("unfinished", "longer"):
+            recall(folder.path, recipe.model.name)
         with folder.reserved(recipe) if here.leads else nullcontext():
-            training = Training(recipe, here, folder, clock)
+            training = Training(recipe, here, folder, clock, trust)
         if force and here.leads:  # not before: a mistake in the new recipe must not cost the old run
             folder.clear()
-        if standing == "unfinished" and folder.checkpoint.exists():
+        if here.leads:
+            remember(folder.path, recipe.model.name)
+        if standing in ("unfinished", "longer") and folder.checkpoint.exists():
             training.load(checkpoints.load(folder.checkpoint))
+        if standing == "longer" and here.leads:
+            folder.reopen()
         return training.run(quiet=quiet or not here.leads)
 
 
@@ -85,21 +97,32 @@ def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
             f"{str(folder.path)!r} holds another run, finished: {other}. Give another folder with --out, or throw that "
             "run away with --force."
         )
+    check_intact(folder.path, result)
     if not quiet:
         print(f"{str(folder.path)!r} holds this run already, finished; --force would train it again.")
     return result
 
 
 @contextmanager
-def _advice_on_a_full_disk(folder: RunFolder) -> Iterator[None]:
+def _advice_on_want(folder: RunFolder) -> Iterator[None]:
+    """Say how to go on where disk or memory were too small."""
     try:
         yield
+    except FileSizeError as limit:
+        raise FileSizeError(f"{limit} Raise the limit (ulimit -f), {_then(folder)}") from limit
     except DiskFullError as full:
-        raise DiskFullError(f"{full} {_once_there_is_room(folder)}") from full
+        raise DiskFullError(f"{full} Make room, {_then(folder)}") from full
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, UserError) or not lacks_memory(error):
+            raise
+        raise LittleMemory(
+            "There is not enough memory for this training. Train anew with a smaller data.batch_size; or free some, or "
+            f"raise the limit on it (ulimit -v), {_then(folder)}"
+        ) from error
 
 
-def _once_there_is_room(folder: RunFolder) -> str:
+def _then(folder: RunFolder) -> str:
     if not folder.recipe.exists():
-        return "Make room, then begin again."
+        return "then begin again."
     kept = "the last good checkpoint" if folder.checkpoint.exists() else "the first step"
-    return f"Make room, then go on from {kept} with: {resume_command(folder.path)}"
+    return f"then go on from {kept} with: {resume_command(folder.path)}"

@@ -159,6 +159,11 @@ class Pruner:
         return BesideOptimizer(self.parameters, self._exponent, self._straight_through)
 
     @property
+    def exponent(self) -> float:
+        """The exponent by which weights shrink: ``math.inf`` for hard, 3 for power, 1 for soft."""
+        return self._exponent
+
+    @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers in whose steps the model is pruned."""
         return self._step.groups.optimizers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,13 @@ import torch
 from torch import Tensor
 
 from .. import files
-from ..errors import DiskFullError, InvalidUse
+from ..errors import DiskFullError, InvalidUse, LittleMemory
+from ..messages import lacks_memory
 
-VERSION = 1
+#: 1: every weight of the model. 2: not those that follow from latent weights and thresholds.
+VERSION = 2
+#: Seconds in which a thread has begun, on the busiest machine.
+_PATIENCE = 60.0
 
 
 class Checkpoints:
@@ -28,7 +34,7 @@ class Checkpoints:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._buffers: dict[str, Tensor] = {}
-        self._writer: threading.Thread | None = None
+        self._writer: _Writer | None = None
         self._error: BaseException | None = None
 
     def save(self, state: dict[str, Any]) -> None:
@@ -39,17 +45,16 @@ class Checkpoints:
         if self._buffers:  # something came from a GPU, and is still under way
             done = torch.cuda.Event()
             done.record()
-        self._writer = threading.Thread(target=self._write, args=(copied, done), name="checkpoint", daemon=True)
-        self._writer.start()
+        self._writer = _Writer(lambda: self._write(copied, done))
 
     def wait(self) -> None:
         """Return when nothing is being written; raise what went wrong meanwhile."""
         if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            writer.wait()
         if self._error is not None:
             error, self._error = self._error, None
-            if isinstance(error, DiskFullError):
+            if isinstance(error, DiskFullError) or lacks_memory(error):  # which have a sentence of their own
                 raise error
             raise InvalidUse(f"The checkpoint {str(self.path)!r} could not be written: {error}.") from error
 
@@ -57,8 +62,10 @@ class Checkpoints:
         try:
             if copied is not None:
                 copied.synchronize()
-            keep_previous(self.path)
-            files.write(self.path, lambda file: torch.save(state, file), alone=True)
+            with files.replacing(self.path, alone=True) as temporary:
+                with open(temporary, "wb") as file:
+                    torch.save(state, file)
+                keep_previous(self.path)  # not before: until the new one is written both generations are needed
         except Exception as error:
             self._error = error
 
@@ -80,6 +87,30 @@ class Checkpoints:
             buffer = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, pin_memory=True)
             self._buffers[place] = buffer
         return buffer.copy_(value, non_blocking=True)
+
+
+class _Writer:
+    """A thread that does one thing. Where memory is too scarce for it to begin, waiting for it says so.
+
+    Python's own Thread.start() would wait for ever for a thread that died before its first line.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._begun, self._done = work, threading.Event(), threading.Event()
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        try:
+            self._begun.set()
+            self._work()
+        finally:
+            self._done.set()
+
+    def wait(self) -> None:
+        """Return when it is done."""
+        if not self._begun.wait(_PATIENCE):
+            raise LittleMemory("There was not enough memory to begin to write a checkpoint.")
+        self._done.wait()
 
 
 def previous_of(path: Path) -> Path:
@@ -134,9 +165,23 @@ def _read(path: Path) -> dict[str, Any]:
             f"The checkpoint {str(path)!r} is damaged: {damaged} is not what was written. Delete it to let --resume "
             "begin anew."
         )
-    if not isinstance(state, dict) or state.get("version") != VERSION:
+    if not isinstance(state, dict) or state.get("version") not in (1, VERSION):
         raise InvalidUse(f"{str(path)!r} is not a checkpoint of this release. Begin anew with --force.")
+    lost = _not_finite(state)
+    if lost:
+        raise DamagedCheckpoint(
+            f"The checkpoint {str(path)!r} is damaged: {lost!r} holds NaN or infinity, which is never saved. Delete it "
+            "to let --resume begin anew."
+        )
     return state
+
+
+def _not_finite(state: dict[str, Any]) -> str:
+    """Name the first weight that is not finite; nothing if all are. Memory may go bad before a checksum is made."""
+    parts = state.get("parts") or {}
+    weights = {**parts.get("model", {}), **(parts.get("pruner") or {}).get("latents", {})}
+    floats = {name: value for name, value in weights.items() if value.is_floating_point()}
+    return next((name for name, value in floats.items() if not value.isfinite().all()), "")
 
 
 def _damaged_part(path: Path) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..artifact.intact import check_intact
 from ..artifact.weights import read_weights
 from ..errors import InvalidValue, MissingFile
 from ..report import Report, Row
@@ -28,6 +29,7 @@ def _of_run(path: Path) -> Report:
     if model.exists():
         weights = read_weights(model)
         return _report(weights, _pruned(path, weights) if (path / "result.json").exists() else None)
+    check_intact(path, names=(model.name,))  # a finished run is not its last checkpoint
     if checkpoint.exists():
         return _report(read_weights(checkpoint), None)
     raise MissingFile(f"{str(path)!r} holds no model.safetensors and no checkpoint.pt. Give a run's folder.")

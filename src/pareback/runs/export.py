@@ -13,13 +13,19 @@ from ..errors import InvalidValue
 from ..lab.models.build import build
 from ..lab.models.pretrained import load_weights_, read_weights
 from .folder import is_own_file, made_for, recipe_of
+from .trust import admit
 
 
-def network_of(run: Path) -> nn.Module:
-    """Return a run's network with the weights it ended with."""
+def network_of(run: Path, *, trust: bool = False, known: str = "") -> nn.Module:
+    """Return a run's network with the weights it ended with.
+
+    Code that it names is imported under the conditions of :func:`pareback.runs.trust.admit`.
+    """
     classes, shape = made_for(run)
+    recipe = recipe_of(run).model
+    admit(run, recipe.name, trust, known)
     # What it began with is overwritten, and may not be there any more.
-    model = build(replace(recipe_of(run).model, pretrained=None), classes, shape)
+    model = build(replace(recipe, pretrained=None), classes, shape)
     load_weights_(model, read_weights(run), classes, str(run))
     return model
 
@@ -27,8 +33,11 @@ def network_of(run: Path) -> nn.Module:
 SUFFIXES = {"pare": ".pare", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
-def export_path(source: Path, form: str, out: Path | None, values: str | None) -> Path:
-    """Write ``source`` in a form, beside it unless ``out`` says otherwise, and return where."""
+def export_path(source: Path, form: str, out: Path | None, values: str | None, trust: bool = False) -> Path:
+    """Write ``source`` in a form, beside it unless ``out`` says otherwise, and return where.
+
+    ``trust`` lets the code be imported that a run names, which ONNX needs.
+    """
     if form not in SUFFIXES:
         raise InvalidValue(f"There is no format {form!r}. Write one of: {', '.join(SUFFIXES)}.")
     if values not in (None, "float16", "bfloat16"):
@@ -39,7 +48,7 @@ def export_path(source: Path, form: str, out: Path | None, values: str | None) -
     if is_own_file(target.resolve()):
         raise InvalidValue(f"{str(target)!r} belongs to the run in that folder. Give another file with --out.")
     if form == "onnx":
-        model, example = _network(source)
+        model, example = _network(source, trust)
         export(source, target, "onnx", model=model, example_inputs=example)
     else:
         export(source, target, form, values=values)  # type: ignore[arg-type]
@@ -56,8 +65,8 @@ def _beside(source: Path, suffix: str) -> Path:
     return target.with_name(f"exported{suffix}") if is_own_file(target.resolve()) else target
 
 
-def _network(source: Path) -> tuple[nn.Module, torch.Tensor]:
+def _network(source: Path, trust: bool) -> tuple[nn.Module, torch.Tensor]:
     """Return the network of a run, which a file of weights alone does not say."""
     if not source.is_dir():
         raise InvalidValue(f"ONNX needs the network, and {str(source)!r} holds weights alone. Give a run's folder.")
-    return network_of(source), torch.zeros(2, *made_for(source)[1])
+    return network_of(source, trust=trust), torch.zeros(2, *made_for(source)[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,10 @@ from ..errors import InvalidValue, MissingFile
 from ..lab.recipe.reading import entries, read, to_dict, to_yaml
 from ..lab.recipe.schema import Recipe
 from .checkpoints import previous_of
+from .extending import FIELDS, check_schedule
 from .locking import FolderLock
 from .results import fits_images, lacking
+from .trust import remember
 
 #: Fields that may differ between the parts of one run: they say where and how, not what.
 INCIDENTAL = {
@@ -31,7 +33,7 @@ INCIDENTAL = {
 #: What to do about a result that cannot be used.
 _ANEW = "Put the right one back, or train anew with --force."
 
-Standing = Literal["fresh", "unfinished", "finished"]
+Standing = Literal["fresh", "unfinished", "longer", "finished"]
 
 
 class RunFolder:
@@ -46,6 +48,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.average = path / "model-ema.safetensors"
         self.result = path / "result.json"
+        self.code = path / "code.json"
         self.tensorboard = path / "tensorboard"
         self._lock = FolderLock(path)
         self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -74,11 +77,15 @@ class RunFolder:
                     folder.rmdir()
         self._lock.release()
 
+    def hold(self) -> None:
+        """Raise where another process has taken the folder, as one can whose lock was deleted."""
+        self._lock.hold()
+
     @property
     def files(self) -> list[Path]:
         """What a run writes, the result first: without it the rest counts as unfinished."""
         written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
-        return [self.result, *written, previous_of(self.checkpoint)]
+        return [self.result, *written, self.code, previous_of(self.checkpoint)]
 
     def standing(self, recipe: Recipe, resume: bool) -> Standing:
         """Return how a run of ``recipe`` stands here, or raise where it may not go on."""
@@ -86,7 +93,10 @@ class RunFolder:
             if resume and self.checkpoint.exists():
                 raise InvalidValue(f"{str(self.recipe)!r} is missing. Put it back, or begin anew with --force.")
             return "fresh"
-        other = difference(read(self.recipe), recipe)
+        there = read(self.recipe)
+        other = difference(there, recipe)
+        if other and resume and recipe.train.epochs > there.train.epochs and not difference(there, recipe, FIELDS):
+            return self._longer(there, recipe)
         if other:
             raise InvalidValue(
                 f"{str(self.path)!r} holds a run of another recipe ({other}). Give another folder with --out, or throw "
@@ -100,6 +110,20 @@ class RunFolder:
                 "away with --force."
             )
         return "unfinished"
+
+    def _longer(self, there: Recipe, here: Recipe) -> Standing:
+        check_schedule(self.path, there, here)
+        if not self.checkpoint.exists():
+            raise InvalidValue(
+                f"{str(self.checkpoint)!r} is gone, from which the run would go on. Put it back, or train anew with "
+                "another --out."
+            )
+        return "longer"
+
+    def reopen(self) -> None:
+        """Make a finished run an unfinished one, which its checkpoint goes on from."""
+        for path in (self.result, self.model, self.average):  # the result first: without it the rest is unfinished
+            path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Throw away a run's files, and nothing else that may be in the folder."""
@@ -117,11 +141,13 @@ class RunFolder:
         if self.recipe.exists():
             yield
             return
+        remember(self.path, recipe.model.name)  # before: a recipe of one's own without it would look like a stranger's
         files.write_text(self.recipe, to_yaml(recipe), alone=True)
         try:
             yield
         except Exception:
             self.recipe.unlink(missing_ok=True)
+            self.code.unlink(missing_ok=True)
             raise
 
     def begin(self, recipe: Recipe, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -187,7 +213,7 @@ def recipe_of(path: Path) -> Recipe:
     return read(path / "recipe.yaml")
 
 
-def difference(there: Recipe, here: Recipe) -> str:
+def difference(there: Recipe, here: Recipe, apart_from: Sequence[str] = ()) -> str:
     """Say in which fields that decide the outcome two recipes differ; nothing if in none.
 
     >>> difference(Recipe(seed=1), Recipe())
@@ -195,7 +221,7 @@ def difference(there: Recipe, here: Recipe) -> str:
     """
     one, two = (to_dict(recipe) for recipe in (there, here))
     for field in entries():
-        if field.key not in INCIDENTAL:
+        if field.key not in INCIDENTAL and field.key not in apart_from:
             first, second = (_at(recipe, field.key) for recipe in (one, two))
             # A teacher's folder may have moved; whether it is the same one, its weights say.
             moved = field.key == "teacher.run" and first is not None and second is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -44,18 +46,52 @@ class FolderLock:
             else:
                 os.close(handle)
 
+    def hold(self) -> None:
+        """Make sure that the lock is still this process's: somebody may have deleted its file.
+
+        Where nobody has come since, it is taken again; otherwise InvalidUse is raised, before two write at once.
+        """
+        if self._handle is None or self._is_in_place(self._handle):
+            return
+        self.release()
+        try:
+            self.take()
+        except InvalidUse as error:
+            raise InvalidUse(
+                f"The lock of {str(self.file.parent)!r} was deleted, and another process trains there now. This one "
+                "stopped, and leaves the run to the other."
+            ) from error
+
     def release(self) -> None:
         """Let others in; without a lock, do nothing."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
+    def _is_in_place(self, handle: int) -> bool:
+        """Whether an open file is the one in the folder."""
+        try:
+            return os.path.samestat(os.fstat(handle), self.file.stat())
+        except FileNotFoundError:
+            return False
+
+    def _warn(self, error: OSError) -> None:
+        """Say that nobody is kept out: refusing would leave the users of such a file system without any run."""
+        print(
+            f"The file system of {str(self.file.parent)!r} has no locks ({error.strerror}): a second process in that "
+            "folder would not be noticed. Start no other run there.",
+            file=sys.stderr,
+        )
+
     def _locks(self, handle: int, until: float) -> bool:
         """Try to lock an open file; whether it is locked and still the one in the folder."""
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
+                self._warn(error)
+                return True
             holder = os.read(handle, 20).decode(errors="replace")
             if holder.isdecimal() and not _lives(int(holder)) and time.monotonic() < until:
                 time.sleep(0.1)
@@ -64,7 +100,7 @@ class FolderLock:
                 f"Another process ({holder or 'just started'}) is training in {str(self.file.parent)!r}. Wait for it, "
                 "or give another --out."
             ) from None
-        if not self.file.exists() or not os.path.samestat(os.fstat(handle), self.file.stat()):
+        if not self._is_in_place(handle):
             return False  # it was removed between opening and locking
         os.ftruncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..files import expanded
+from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source
 from ..lab.recipe.schema import DataRecipe, Recipe, TeacherRecipe
 from .folder import RunFolder
@@ -53,4 +52,4 @@ def _weights_of(teacher: TeacherRecipe) -> str | None:
     if teacher.run is None:
         return None
     file = RunFolder(expanded(teacher.run)).model
-    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else None
+    return digest(file, size=8) if file.is_file() else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..artifact.intact import check_own_file
 from ..errors import InvalidValue, MissingFile
 from .folder import by_name, result_of
 from .histogram import Histogram, histograms_of
@@ -68,6 +69,7 @@ def read_record(path: Path) -> Record:
 def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
     if not path.is_file():
         raise MissingFile(f"There is no {str(path)!r}. Put it back, or train the run anew with --force.")
+    check_own_file(path)
     try:
         return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     except ValueError as error:

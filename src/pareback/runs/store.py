@@ -42,7 +42,7 @@ _COUNTED_ALWAYS = {
 #: How deep a store is looked through: more would read every file of a folder that was given by mistake.
 _LEVELS = 4
 #: What a run may leave behind that was killed before its recipe was written.
-_BEGINNINGS = {".lock", "environment.json", "metrics.jsonl", "recipe.yaml.tmp", "environment.json.tmp"}
+_BEGINNINGS = {".lock", "environment.json", "metrics.jsonl", "recipe.yaml.tmp", "environment.json.tmp", "code.json"}
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class _ObjectsError(InvalidValue):
 
 def _array(file: Any, key: str, path: Path) -> Any:
     try:
-        return file[key]
+        found = file[key]
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
@@ -83,6 +83,9 @@ def _array(file: Any, key: str, path: Path) -> Any:
             f"{key} of {path} holds Python objects, and it is no .npz file of plain arrays: write "
             f"numpy.array({key}.tolist(), dtype='{kind}')."
         ) from error
+    if isinstance(found, bytes):  # numpy's answer to an entry that is no array
+        raise InvalidValue(f"{key} of {path} is no array")
+    return found
 
 
 def _classes(names: Any, path: Path) -> tuple[str, ...]:
@@ -92,7 +95,7 @@ def _classes(names: Any, path: Path) -> tuple[str, ...]:
         )
     try:
         return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, SystemError) as error:  # the latter of numbers that are no characters
         raise InvalidValue(f"classes of {path} holds bytes that are not UTF-8: write the names as text.") from error
 
 

@@ -6,13 +6,15 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidUse, InvalidValue
 
 
 def is_builder(name: str) -> bool:
@@ -41,6 +43,50 @@ def built(name: str, classes: int, shape: tuple[int, int, int], share: float = 1
     return model
 
 
+def home_of(name: str) -> Path | None:
+    """Return the folder in which a builder's module was found, or None where it is installed or not a file.
+
+    Of one that is not imported yet, return the current folder if that is where it will be found.
+
+    >>> home_of("json.decoder:JSONDecoder") is None
+    True
+    """
+    module_name = name.partition(":")[0]
+    if module_name not in sys.modules:
+        return Path.cwd() if _holds(Path.cwd(), module_name) else None
+    file = getattr(sys.modules[module_name], "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    levels = module_name.count(".") + (path.name == "__init__.py")
+    folder = path.parents[levels]
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return None if folder in installed else folder
+
+
+def import_from(name: str, folder: Path) -> None:
+    """Import a builder's module from the folder where it was found before. One that has moved is looked for as ever."""
+    module_name = name.partition(":")[0]
+    if not _holds(folder, module_name):
+        return
+    if module_name not in sys.modules:
+        if sys.path[:1] != [str(folder)]:
+            sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        _module(module_name, name, here=False)
+    home = home_of(name)
+    if home != folder.resolve():
+        raise InvalidUse(
+            f"model.name={name!r}: the module in {str(folder)!r} is meant, and the one in {str(home)!r} is imported "
+            "already. Give one of them another name."
+        )
+
+
+def _holds(folder: Path, module_name: str) -> bool:
+    path = folder.joinpath(*module_name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
 def _where(error: Exception, function: Callable[..., Any]) -> str:
     """Return the last line of the function's own file that an error came through, or else where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one called the function
@@ -59,8 +105,8 @@ def _function(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _module(module_name: str, name: str) -> Any:
-    if module_name not in sys.modules and os.getcwd() not in sys.path:
+def _module(module_name: str, name: str, here: bool = True) -> Any:
+    if here and module_name not in sys.modules and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(module_name)

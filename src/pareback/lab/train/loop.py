@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import files
+from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
+from ...runs.extending import check_ramp
 from ...runs.folder import RunFolder, resume_command, started
 from ...runs.origins import changed, origins
 from .. import environment
@@ -35,12 +37,12 @@ _LOOK = 0.25
 class Training:
     """One recipe at work in its folder, and how far it has come."""
 
-    def __init__(self, recipe: Recipe, here: Team, folder: RunFolder, clock: Clock) -> None:
+    def __init__(self, recipe: Recipe, here: Team, folder: RunFolder, clock: Clock, trust: bool = False) -> None:
         self._recipe, self._team, self._folder, self._clock = recipe, here, folder, clock
         self._source = open_source(recipe.data, here.device)
         self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
         self._total = recipe.train.epochs * self._per_epoch
-        self._parts = Parts(recipe, here, self._source, self._total)
+        self._parts = Parts(recipe, here, self._source, self._total, trust)
         self._origins = origins(recipe, self._source)
         self._step = self._parts.step
         self._checkpoints = checkpoints.Checkpoints(folder.checkpoint)
@@ -51,6 +53,7 @@ class Training:
         self._rows: list[dict[str, Any]] = []
         self._resumed = 0
         self._saved: int | None = None  # steps in the last checkpoint
+        self._own = False  # whether this process wrote it
 
     # -- states ----------------------------------------------------------------------------------------------------
 
@@ -62,6 +65,7 @@ class Training:
                 f"The run in {str(self._folder.path)!r} cannot go on: {other}. Give what it was begun with, or train "
                 "anew with another --out."
             )
+        check_ramp(self._folder.path, state["recipe"], self._recipe, self._per_epoch)
         self._take_over(state["parts"])
         self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
         self._clock.load(state["seconds"])
@@ -85,6 +89,7 @@ class Training:
         """Write a checkpoint of this moment, in the background."""
         random = self._team.gather(settings.random_state(self._team.device))
         if self._team.leads:
+            self._folder.hold()
             self._checkpoints.save(
                 {
                     "recipe": to_dict(self._recipe),
@@ -98,7 +103,7 @@ class Training:
                     "parts": self._parts.state_dict(),
                 }
             )
-        self._saved = self._steps
+        self._saved, self._own = self._steps, True
 
     @property
     def _steps(self) -> int:
@@ -131,6 +136,8 @@ class Training:
             self._board.close()
             self._checkpoints.wait()
         if self._team.leads:
+            self._folder.hold()
+            result["files"] = hashes(self._folder.path)
             files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
@@ -220,6 +227,7 @@ class Training:
         self._rows.append(row)
         self._epoch, self._within = self._epoch + 1, 0
         if self._team.leads:
+            self._folder.hold()
             self._folder.append(row)
             self._board.add(row)
         self._progress.epoch(row, (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch))
@@ -243,11 +251,13 @@ class Training:
     def _lost(self, step: int, what: str = "loss is") -> FloatingPointError:
         """Return the error of numbers that are not finite, at a step (from 1) of the present epoch."""
         done = self._epoch * self._per_epoch + step
-        kept = (
-            "no checkpoint had been written yet"
-            if self._saved is None
-            else f"the last good checkpoint is {str(self._folder.checkpoint)!r}, after step {self._saved}"
-        )
+        file = repr(str(self._folder.checkpoint))
+        if self._saved is None:
+            kept = "no checkpoint had been written yet"
+        elif self._own:
+            kept = f"the last good checkpoint is {file}, after step {self._saved}"
+        else:  # nobody knows whether it is good: it was read, and nothing good has come of it
+            kept = f"it had gone on from {file}, after step {self._saved}, which may be damaged"
         return FloatingPointError(
             f"The {what} not finite at step {done} (epoch {self._epoch + 1}); {kept}. Train anew with a lower "
             "optimizer.lr, or with optimizer.clip=1.0."
@@ -259,6 +269,8 @@ class Training:
             bad = self._step.tally.read().bad
             if bad is not None:
                 raise self._lost(bad)
+            if not self._parts.finite():
+                raise self._lost(self._within, "weights are")
             self._save()
         self._checkpoints.wait()
         raise self._stopped(number)
@@ -286,6 +298,8 @@ class Training:
 
     def _land(self, about: dict[str, Any]) -> dict[str, Any]:
         """Finish the pruner, evaluate the plain model that is left and write it; return the result."""
+        if self._team.leads:
+            self._folder.hold()
         last = self._rows[-1]
         accuracy, loss, ema_accuracy = last["test_accuracy"], last["test_loss"], None
         counts = outcome.finish_and_count(self._parts.model, self._parts.pruner)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ...artifact.latent import pruned_weights
 from ..data.sources import Source
 from ..models.build import build
 from ..recipe.goals import pruner_of
@@ -21,7 +22,7 @@ from .step import Forward, TrainStep
 class Parts:
     """Everything that moves with a step."""
 
-    def __init__(self, recipe: Recipe, here: Team, source: Source, total_steps: int) -> None:
+    def __init__(self, recipe: Recipe, here: Team, source: Source, total_steps: int, trust: bool = False) -> None:
         self.forward = Forward.of(recipe, here.device)
         torch.manual_seed(recipe.seed)  # whatever opening the data drew, the initial weights are the seed's
         self.model: nn.Module = build(recipe.model, len(source.classes), source.shape).to(here.device)
@@ -33,27 +34,48 @@ class Parts:
         self.average = WeightAverage(self.model, self.pruner, recipe.train.ema) if recipe.train.ema else None
         # The pruner knows the plain module; a compiled one shares its parameters.
         net = _compiled(net) if recipe.train.compile else net
-        teacher = Teacher.of(recipe, source, here.device)
+        teacher = Teacher.of(recipe, source, here.device, trust)
         self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher)
         if here.rank:  # processes draw their own random numbers, such as dropout's
             torch.manual_seed(recipe.seed + here.rank)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as it is now: the tensors go on changing."""
+        model, pruner = self.model.state_dict(), None if self.pruner is None else self.pruner.state_dict()
+        derived = self._derived(model, pruner)
         return {
-            "model": self.model.state_dict(),
+            "model": {name: value for name, value in model.items() if name not in derived["names"]},
+            "derived": derived,
             "optimizer": self.optimizer.state_dict(),
-            "pruner": None if self.pruner is None else self.pruner.state_dict(),
+            "pruner": pruner,
             "average": None if self.average is None else self.average.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "sums": self.step.tally.sums,
         }
 
+    def _derived(self, model: dict[str, Tensor], pruner: dict[str, Any] | None) -> dict[str, Any]:
+        """Return which weights need not be kept, as they follow from others to the bit, and what they follow from.
+
+        Weights that do not, such as one that was edited since the last step, are kept.
+        """
+        if pruner is None or self.pruner is None:
+            return {"names": {}, "exponent": 1.0}
+        homes = dict(zip(map(id, self.pruner.parameters), self.pruner.names, strict=True))
+        alias = {
+            name: homes[id(p)] for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in homes
+        }
+        found = {"names": alias, "exponent": self.pruner.exponent}
+        again = pruned_weights(found, pruner)
+        same = {name: home for name, home in alias.items() if _same_bits(model[name], again[name])}
+        return {**found, "names": same}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state."""
         if self.pruner is not None:
             self.pruner.load_state_dict(state["pruner"])
-        self.model.load_state_dict(state["model"])
+        derived = state.get("derived") or {"names": {}}  # none where a release before this one saved everything
+        again = pruned_weights(derived, state["pruner"], self.forward.device) if derived["names"] else {}
+        self.model.load_state_dict({**again, **state["model"]})
         optimizers.load(self.optimizer, state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -64,6 +86,11 @@ class Parts:
         """Whether every weight is. Waits for the device."""
         norms = torch._foreach_norm([p.detach() for p in self.model.parameters()])
         return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+
+def _same_bits(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors are equal, zeros' signs included."""
+    return torch.equal(one, two) and torch.equal(one.signbit(), two.signbit())
 
 
 def _compiled(net: nn.Module) -> nn.Module:
