@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidUse, InvalidValue
 from .graph.capture import CapturedModel, capture
-from .graph.fuse import fused
+from .graph.fuse import fused, in_lanes
 from .graph.operation import ValueName, last_readers
 from .graph.signature import example_of
 from .native import bindings
@@ -51,7 +51,7 @@ class Engine:
         self._names: list[str] = []
         _each_name(captured.outputs, self._names.append)
         self._operations = fused(captured.operations, self._names)
-        self._stages: list[Stage] = partitioned(self._operations, captured, self._names, threads)
+        self._stages: list[Stage] = partitioned(in_lanes(captured, self._names), captured, self._names, threads)
         self._whole = TorchStage(Chain(self._operations, captured.inputs, self._names))
         between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
         self._done = last_readers([stage.chain.inputs for stage in self._stages], between)

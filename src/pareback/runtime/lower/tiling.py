@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ..graph.operation import Operation
@@ -67,8 +67,7 @@ def _regridded(
     again = {name: f"{name} on another grid" for name in names}
     result: list[Operation] = []
     for operation in operations:
-        fields = {f: getattr(operation, f, None) for f in ("x", "other", "residual")}
-        result.append(replace(operation, **{f: again[name] for f, name in fields.items() if name in again}))
+        result.append(operation.renamed(again))
         if operation.out in again:
             result.append(Regrid(again[operation.out], operation.out))
     return result, {**shapes, **{new: shapes[old] for old, new in again.items()}}
@@ -113,7 +112,7 @@ def _on(
 def _scales(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[dict[str, int]]:
     """Return groups of activations whose tiles hang together, each with its multiple of the group's smallest tile."""
     edges: dict[str, list[tuple[str, Fraction]]] = {name: [] for name in shapes}
-    for one, other, ratio in _ratios(operations):
+    for one, other, ratio in _ratios(operations, shapes):
         edges[one].append((other, 1 / ratio))
         edges[other].append((one, ratio))
     groups, seen = [], set()
@@ -135,11 +134,11 @@ def _scales(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> lis
     return groups
 
 
-def _ratios(operations: Sequence[Operation]) -> Iterator[tuple[str, str, Fraction]]:
-    """Yield pairs of activations and how many times as large the first one's tiles are."""
+def _ratios(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> Iterator[tuple[str, str, Fraction]]:
+    """Yield pairs of activations in lanes and how many times as large the first one's tiles are."""
     for operation in operations:
         if operation.in_tiles:
-            for name in operation.reads:
+            for name in (name for name in operation.reads if name in shapes):
                 larger = operation.downscale if name == getattr(operation, "x", "") else 1
                 yield name, operation.out, Fraction(larger)
 
