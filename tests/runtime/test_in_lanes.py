@@ -290,7 +290,22 @@ def _changed_afterwards(m: nn.Module, x: Tensor) -> Tensor:
     return m.last(torch.cat([x[:, 4:], a], 1))  # type: ignore[operator, no-any-return]
 
 
-@pytest.mark.parametrize("compute", [_half_changed, _changed_afterwards])
+def _changed_through_a_view(m: nn.Module, x: Tensor) -> Tensor:
+    x = m.first(x)  # type: ignore[operator]
+    x[:, :, 2:4, 1:] = -1.0
+    return m.last(x)  # type: ignore[operator, no-any-return]
+
+
+def _changed_through_another_view(m: nn.Module, x: Tensor) -> Tensor:
+    x = m.first(x)  # type: ignore[operator]
+    a, turned = x[:, 4:], x.permute(0, 2, 3, 1)
+    turned[:, 1, :, 2:] = 3.0
+    return m.last(torch.cat([a, x[:, :4]], 1))  # type: ignore[operator, no-any-return]
+
+
+@pytest.mark.parametrize(
+    "compute", [_half_changed, _changed_afterwards, _changed_through_a_view, _changed_through_another_view]
+)
 def test_a_change_in_place_is_seen_in_all_channels(compute: Callable[..., Tensor]) -> None:
     """A part of an image shares its memory: it may not become a copy."""
     model = pruned(Of(compute, first=_conv(3, 8), last=_conv(8, 5)), 0.5)

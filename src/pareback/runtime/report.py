@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..messages import counted
 from .graph.operation import Operation, TorchCall, is_bookkeeping
-from .graph.ops import Attention, ChannelNorm, LayerNorm, WeightedOp
+from .graph.ops import Activation, Attention, ChannelNorm, LayerNorm, WeightedOp
 from .native import bindings
 from .stages.base import Chain, Stage
 from .stages.encoder import EncoderStage
@@ -84,7 +84,9 @@ def _dense_rows(stages: Sequence[Stage]) -> Iterable[tuple[str, str]]:
 
 def _named(operation: Operation) -> str:
     """Name an operation that PyTorch runs."""
-    return str(getattr(operation, "target", "")) or getattr(operation, "activation", "") or type(operation).__name__
+    if isinstance(operation, Activation):
+        return operation.activation
+    return str(getattr(operation, "target", "")) or type(operation).__name__
 
 
 def _why(operation: Operation, chain: Chain) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .capture import CapturedModel
-from .operation import Operation, TorchCall, ValueName, needed
+from .operation import Operation, TorchCall, ValueName, alias_writes, needed
 from .ops import Channels
 
 aten = torch.ops.aten
@@ -28,22 +28,31 @@ def with_channels(
     operations: Sequence[Operation], captured: CapturedModel, outputs: Collection[str]
 ) -> list[Operation]:
     """Return the operations with such moves as :class:`Channels`, which read what was computed last."""
-    moves = _ChannelMoves(captured)
+    moves = _ChannelMoves(captured, {one.out for one in operations if one.over_images})
     result: list[Operation] = []
     for one in operations:
         picks = moves.follow(one) if isinstance(one, TorchCall) else None
         result.append(one if picks is None else _channels(one.out, picks))
-    if moves.followed and any(_changes(one, moves) for one in operations):
-        return list(operations)  # what was changed would be seen under another name
+    if not _changed(operations).isdisjoint(_shown_by(moves.touched, operations)):
+        return list(operations)  # what is changed in place has to be seen under all its names
     return needed(result, outputs)
 
 
-def _changes(operation: Operation, moves: _ChannelMoves) -> bool:
-    """Whether an operator changes in place what channels were taken from, or what they were put into."""
-    if not isinstance(operation, TorchCall) or not operation.changes_its_argument:
-        return False
-    changed = operation.args[0]
-    return isinstance(changed, ValueName) and changed.text in moves.touched
+def _changed(operations: Sequence[Operation]) -> set[str]:
+    """Return the values whose memory operators change, through whatever view of them."""
+    calls = [one for one in operations if isinstance(one, TorchCall) and one.changes_its_argument]
+    return _shown_by({one.args[0].text for one in calls if isinstance(one.args[0], ValueName)}, operations)
+
+
+def _shown_by(names: Collection[str], operations: Sequence[Operation]) -> set[str]:
+    """Return the values that own the memory which these show: they may be views of views."""
+    owner: dict[str, str] = {}
+    for one in operations:
+        if isinstance(one, TorchCall) and (alias_writes(one.target) or one.target is operator.getitem):
+            shown = one.args[0]
+            if isinstance(shown, ValueName):
+                owner[one.out] = owner.get(shown.text, shown.text)
+    return {owner.get(name, name) for name in names}
 
 
 def _channels(out: str, picks: _Picks) -> Channels:
@@ -54,20 +63,19 @@ def _channels(out: str, picks: _Picks) -> Channels:
 class _ChannelMoves:
     """Follows values whose channels come from elsewhere."""
 
-    def __init__(self, captured: CapturedModel) -> None:
+    def __init__(self, captured: CapturedModel, made: Collection[str]) -> None:
         self._captured = captured
+        self._made = made  #: by operations over images
         self._images: dict[str, _Picks] = {}
         self._parts: dict[str, list[_Picks]] = {}  #: of operators that return several images
         self._split: dict[str, tuple[int, int, _Picks]] = {}  #: channels in two dimensions, one after the other
         self.touched: set[str] = set()
-        self.followed = False
 
     def follow(self, operation: TorchCall) -> _Picks | None:
         """Note what an operator does to channels, and return them if its result is of images."""
         found = self._moved(operation)
         if found is not None:
             self._images[operation.out] = found
-            self.followed = True
         if found is not None or operation.out in self._parts or operation.out in self._split:
             self.touched.update([operation.out, *operation.reads])
         return found
@@ -101,8 +109,8 @@ class _ChannelMoves:
             shape = self._shape(name)
             if shape is None or len(shape) != 3 or self._captured.dtypes.get(name) != torch.float32:
                 return None
-            if name in self._captured.constants:
-                return None
+            if name not in self._made and name not in self._captured.inputs:
+                return None  # heads of attention, say
             self._images[name] = [(name, channel) for channel in range(shape[0])]
         return self._images[name]
 
