@@ -28,6 +28,21 @@ inline __attribute__((always_inline)) void power_of_two(Register* x) {
   for (int n = 0; n < N; ++n) x[n] = sum[n] * scale[n];
 }
 
+// 1/x for numbers from 1 to 2^127: an estimate and a step of Newton's method, a quarter of the time of a division.
+inline Register one_by(Register x) {
+#if WIDTH == 16
+  __m512 of, y;
+  std::memcpy(&of, &x, sizeof of);
+  y = _mm512_rcp14_ps(of);
+  y = _mm512_mul_ps(y, _mm512_fnmadd_ps(of, y, _mm512_set1_ps(2.0f)));
+  Register result;
+  std::memcpy(&result, &y, sizeof result);
+  return result;
+#else
+  return 1.0f / x;
+#endif
+}
+
 // 1/(1 + e^-x).
 template <int N>
 inline __attribute__((always_inline)) void sigmoid(Register* x) {
@@ -35,7 +50,7 @@ inline __attribute__((always_inline)) void sigmoid(Register* x) {
   for (int n = 0; n < N; ++n) x[n] = at_most(x[n] * -1.44269504f, 126.0f);
   power_of_two<N>(x);
 #pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) x[n] = 1.0f / (1.0f + x[n]);
+  for (int n = 0; n < N; ++n) x[n] = one_by(1.0f + x[n]);
 }
 
 // x·Φ(x) with Φ(x) = 1/2 + x·P(x²), where P was fitted up to |x| = 5.4, beyond which Φ is 0 or 1 to seven digits. The
