@@ -181,3 +181,26 @@ def test_an_engine_stays_in_its_process() -> None:
     for copied in (pickle.dumps, copy.deepcopy, copy.copy):
         with pytest.raises(TypeError, match="Send the model, and compile it again where it is to run"):
             copied(engine)
+
+
+def test_messages_use_the_models_own_names() -> None:
+    """Not those of the exported graph, which calls ``input`` ``input_1`` and the second of ``*xs`` ``xs_1``."""
+
+    class Reserved(nn.Module):
+        def forward(self, input: Tensor, *, lambda_: Tensor) -> Tensor:
+            return input + lambda_
+
+    class Many(nn.Module):
+        def forward(self, first: Tensor, *xs: Tensor) -> Tensor:
+            return first + xs[0] + xs[1]
+
+    right, wrong = torch.randn(2, 4), torch.randn(2, 5)
+    engine = pb.compile(Reserved(), {"input": right, "lambda_": right}, threads=1)
+    with pytest.raises(ValueError, match=r"^input has shape \(2, 5\)"):
+        engine(wrong, lambda_=right)
+    with pytest.raises(TypeError, match="^lambda_ must be a torch.float32 tensor"):
+        engine(right, lambda_=right.double())
+    with pytest.raises(ValueError, match=r"^xs\[1\] has shape \(2, 5\)"):
+        pb.compile(Many(), (right, right, right), threads=1)(right, right, wrong)
+    with pytest.raises(ValueError, match=r"^input has shape \(2, 5\)"):
+        pb.compile(nn.Sequential(nn.Linear(4, 4)), right, threads=1)(wrong)

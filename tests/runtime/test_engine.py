@@ -108,15 +108,6 @@ def test_gelu_is_exact() -> None:
     assert float((found - truth).abs().max()) < 1e-6
 
 
-def test_negative_values_are_pooled_by_torch() -> None:
-    """The engine's halo holds zeros, which would win over negative numbers."""
-    model = pruned(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1)))
-    x = torch.randn(2, 3, 16, 16)
-    engine = compiled(model, x, threads=1)
-    assert "torch" in kinds(engine)
-    assert error(engine.run_sparse(x), model, x) < 1e-6
-
-
 def test_changes_in_place_are_seen() -> None:
     """relu_ changes what is read after it under the old name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -81,17 +82,25 @@ def test_weights_all_in_some_rows() -> None:
         assert error < max(2 * own, 5e-7)
 
 
+_FOLLOWING: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": nn.functional.gelu,
+    "tanh_gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "silu": nn.functional.silu,
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("vectors", [1, 2, 3, 5, 8, 14])
-@pytest.mark.parametrize("activation", [bindings.NONE, bindings.RELU, bindings.GELU])
-def test_all_choices_agree(vectors: int, activation: int) -> None:
+@pytest.mark.parametrize("name", ["none", "relu", "gelu", "tanh_gelu", "silu"])
+def test_all_choices_agree(vectors: int, name: str) -> None:
     """Whatever the tuner may choose gives the same result, on one thread and on several."""
     weight, bias = _sparse(83, 999, 0.1), torch.randn(83)
     x = torch.randn(999, vectors * LANES)
     source, target = rows_layout(999, vectors * LANES), rows_layout(83, vectors * LANES)
     truth = weight.double() @ x.double() + bias.double()[:, None]
-    if activation != bindings.NONE:
-        truth = truth.relu() if activation == bindings.RELU else nn.functional.gelu(truth)
+    truth, activation = _FOLLOWING[name](truth), bindings.ACTIVATIONS[name]
     for threads in (1, 3):
         layer = TiledLinear(Taps(weight[:, :, None, None]), bias, source, target, activation)
         choices = list(dict.fromkeys(way for one in layer.choices() for way in layer.divided(one, threads)))
@@ -109,7 +118,7 @@ def test_more_outputs_than_sixteen_bits_number() -> None:
     x = torch.randn(10, LANES)
     source, target = rows_layout(10, LANES), rows_layout(140_000, LANES)
     truth = torch.addmm(bias[:, None], weight, x)
-    layer = TiledLinear(Taps(weight[:, :, None, None]), bias, source, target, bindings.NONE)
+    layer = TiledLinear(Taps(weight[:, :, None, None]), bias, source, target, bindings.ACTIVATIONS["none"])
     for choice in layer.divided(next(layer.choices()), 2):
         arena = aligned(torch.cat([x.flatten(), torch.full((target.floats,), torch.nan)]))
         bindings.NativeProgram([layer.operation(choice, 0, source.floats, None)]).run(arena.data_ptr(), [], 2)
@@ -170,5 +179,5 @@ def test_steps_hold_every_weight(outputs: int, inputs: int, part: int, density: 
 def test_the_same_steps_serve_any_number_of_rows() -> None:
     """A network that is called with two batch sizes does not hold its weights twice."""
     layer = Linear("y", "x", Taps(_sparse(64, 64, 0.1)[:, :, None, None]), torch.zeros(64))
-    one, four = (linear_few_rows.operation(layer, rows, bindings.NONE, -2, -3, 0, 1) for rows in (1, 4))
+    one, four = (linear_few_rows.operation(layer, rows, bindings.ACTIVATIONS["none"], -2, -3, 0, 1) for rows in (1, 4))
     assert one.values == four.values

@@ -13,6 +13,8 @@ HERE = Path(__file__).parent
 #: Of each file the tests, as ``-k`` has them, that depend on how wide a register is.
 CHOSEN = {
     HERE / "test_engine.py": "test_a_residual_network or test_groups or test_gelu or test_any_convolution",
+    HERE / "test_in_lanes.py": "test_activations_from or test_nan or test_any_pooling or test_norms_and_layers "
+    "or test_squeeze or (test_upsampling and 3)",
     HERE / "test_linear.py": "test_linear.py",
     HERE / "test_strips.py": "test_bottlenecks",
     HERE / "test_transformers.py": "test_written_by_hand or test_any_attention or test_pytorchs_encoder or test_norms "

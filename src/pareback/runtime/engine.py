@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidUse, InvalidValue
 from .graph.capture import CapturedModel, capture
-from .graph.fuse import fused
+from .graph.fuse import fused, in_lanes
 from .graph.operation import ValueName, last_readers
 from .graph.signature import example_of
 from .native import bindings
@@ -51,7 +51,7 @@ class Engine:
         self._names: list[str] = []
         _each_name(captured.outputs, self._names.append)
         self._operations = fused(captured.operations, self._names)
-        self._stages: list[Stage] = partitioned(self._operations, captured, self._names, threads)
+        self._stages: list[Stage] = partitioned(in_lanes(captured, self._names), captured, self._names, threads)
         self._whole = TorchStage(Chain(self._operations, captured.inputs, self._names))
         between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
         self._done = last_readers([stage.chain.inputs for stage in self._stages], between)
@@ -117,15 +117,16 @@ class Engine:
         return report_on(self._stages, dense, self._threads)
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
-        names = self._captured.inputs
-        for name, x in zip(names, inputs, strict=True):
+        names, shown = self._captured.inputs, self._captured.call.names
+        for number, (name, x) in enumerate(zip(names, inputs, strict=True)):
             if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != self._captured.dtypes[name]:
-                raise InvalidType(f"{name} must be a {self._captured.dtypes[name]} tensor on the CPU.")
+                raise InvalidType(f"{shown[number]} must be a {self._captured.dtypes[name]} tensor on the CPU.")
             wanted = self._captured.shape(name, inputs[0].shape[0] if inputs[0].ndim else 0)
             if x.shape != wanted:
                 same = ", the same for all inputs" if len(names) > 1 else ""
                 raise InvalidValue(
-                    f"{name} has shape {tuple(x.shape)}; the engine was compiled for {wanted}, any batch{same}."
+                    f"{shown[number]} has shape {tuple(x.shape)}; "
+                    f"the engine was compiled for {wanted}, any batch{same}."
                 )
 
     def _constants(self) -> dict[str, Any]:
@@ -284,7 +285,7 @@ def _warn_of_other_types(model: nn.Module) -> None:
         what = "those layers whose weights are" if torch.float32 in types else "everything here, as its weights are"
         warnings.warn(
             f"The engine runs float32 only: PyTorch runs {what} {others}. "
-            "CallSignature model.float() before compiling to let the engine run it.",
+            "Call model.float() before compiling to let the engine run it.",
             UserWarning,
             stacklevel=3,
         )

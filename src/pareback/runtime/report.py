@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..messages import counted
 from .graph.operation import Operation, TorchCall, is_bookkeeping
-from .graph.ops import Attention, LayerNorm, MaxPool, WeightedOp
+from .graph.ops import Activation, Attention, ChannelNorm, LayerNorm, WeightedOp
 from .native import bindings
 from .stages.base import Chain, Stage
 from .stages.encoder import EncoderStage
@@ -56,7 +56,7 @@ def report_on(stages: Sequence[Stage], dense_batches: Iterable[int], threads: in
         threads,
         bindings.register_bits(),
         sum(isinstance(operation, Attention) for operation in own),
-        sum(isinstance(operation, LayerNorm) for operation in own),
+        sum(isinstance(operation, LayerNorm | ChannelNorm) for operation in own),
         tuple(sorted({*_apart_batches(stages)})),
     )
 
@@ -84,7 +84,9 @@ def _dense_rows(stages: Sequence[Stage]) -> Iterable[tuple[str, str]]:
 
 def _named(operation: Operation) -> str:
     """Name an operation that PyTorch runs."""
-    return str(getattr(operation, "target", "")) or getattr(operation, "activation", "") or type(operation).__name__
+    if isinstance(operation, Activation):
+        return operation.activation
+    return str(getattr(operation, "target", "")) or type(operation).__name__
 
 
 def _why(operation: Operation, chain: Chain) -> str:
@@ -92,7 +94,7 @@ def _why(operation: Operation, chain: Chain) -> str:
         return operation.why
     if any(isinstance(one, WeightedOp) for one in chain.operations):
         return "tiles cannot agree"
-    return "not after a ReLU" if isinstance(operation, MaxPool) else "not after a layer of the engine"
+    return "no layer of the engine beside it"
 
 
 def _sizes(stage: RowStage) -> str:

@@ -110,7 +110,7 @@ def _let_later_readers_see_changes(graph: fx.Graph) -> None:
 def _remove_dropout(graph: fx.Graph) -> None:
     """In evaluation dropout returns its argument, and would keep linear layers apart that could run together."""
     for node in list(graph.nodes):
-        if node.target is aten.dropout.default and not node.args[2]:
+        if node.target in (aten.dropout.default, aten.dropout_.default) and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from .capture import CapturedModel
+from .channels import with_channels
+from .channels_last import with_channels_second
 from .operation import Operation, TorchCall
-from .ops import Activation, Add, Affine, Convolution, Linear, WeightedOp
+from .ops import Activation, Add, Affine, Channels, Convolution, Gate, Linear, WeightedOp
 
-_CAN_ACTIVATE = (WeightedOp, Affine, Add)
+_CAN_ACTIVATE = (WeightedOp, Affine, Add, Channels, Gate)
+
+
+def in_lanes(captured: CapturedModel, outputs: Collection[str]) -> list[Operation]:
+    """Return a model's operations as the engine can keep most of them in lanes, fused."""
+    turned = with_channels_second(captured.operations, captured, outputs)
+    return fused(with_channels(turned, captured, outputs), outputs)
 
 
 def fused(operations: list[Operation], outputs: Iterable[str], over_tokens: bool = False) -> list[Operation]:
@@ -25,13 +34,24 @@ def fused(operations: list[Operation], outputs: Iterable[str], over_tokens: bool
         if isinstance(operation, Affine) and isinstance(before, Convolution) and before.is_bare:
             result = _folded(before, operation)
             del done[before.out]
-        elif isinstance(operation, Activation) and isinstance(before, _CAN_ACTIVATE) and before.activation == "none":
+        elif isinstance(operation, Affine) and isinstance(before, Channels) and before.is_bare:
+            result = replace(before, out=operation.out, scale=operation.scale, shift=operation.shift)
+            del done[before.out]
+        elif isinstance(operation, Activation) and _can_activate(before, operation.activation):
+            assert isinstance(before, _CAN_ACTIVATE)
             result = replace(before, out=operation.out, activation=operation.activation)
             del done[before.out]
         elif isinstance(operation, Add):
             result = _onto_a_layer(operation, done, uses, over_tokens)
         done[result.out] = result
     return list(done.values())
+
+
+def _can_activate(before: Operation | None, activation: str) -> bool:
+    """Whether an operation may apply the activation itself; kernels of linear layers know no slope."""
+    if not isinstance(before, _CAN_ACTIVATE) or before.activation != "none":
+        return False
+    return not (isinstance(before, Linear) and activation.startswith("leaky_relu"))
 
 
 def _uses(operations: list[Operation], outputs: set[str]) -> Counter[str]:

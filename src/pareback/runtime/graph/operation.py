@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import BuiltinFunctionType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 Values = Mapping[str, Any]
 #: Computes an operation's result, with little else to do per call: in a small model that is most.
@@ -35,8 +36,13 @@ class Operation:
         names = [getattr(self, field, None) for field in ("x", "other", "residual")]
         return [name for name in names if name is not None]
 
+    def renamed(self, names: Mapping[str, str]) -> Operation:
+        """Return the same operation on values of other names."""
+        fields: dict[str, Any] = {f: getattr(self, f, None) for f in ("x", "other", "residual")}
+        return replace(self, **{f: names[name] for f, name in fields.items() if name in names})
+
     @property
-    def downscale(self) -> int:
+    def downscale(self) -> int | Fraction:
         """How many positions of ``x`` there are to one of the result, in either direction."""
         return 1
 
@@ -78,6 +84,15 @@ class TorchCall(Operation):
     def reads(self) -> list[str]:
         """The names of the values among its arguments."""
         return [leaf.text for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, ValueName)]
+
+    def renamed(self, names: Mapping[str, str]) -> Operation:
+        """Return the same call with other names among its arguments."""
+
+        def other(leaf: Any) -> Any:
+            return ValueName(names[leaf.text]) if isinstance(leaf, ValueName) and leaf.text in names else leaf
+
+        args, kwargs = tree_map(other, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
 
     def in_torch(self) -> Compute:
         """Return what looks the arguments up and calls the operator."""
@@ -167,3 +182,24 @@ def last_readers(names: Sequence[Sequence[str]], which: Collection[str]) -> list
     """
     last = {name: number for number, read in enumerate(names) for name in read}
     return [[name for name in dict.fromkeys(read) if name in which and last[name] == i] for i, read in enumerate(names)]
+
+
+def needed(operations: Sequence[Operation], outputs: Collection[str]) -> list[Operation]:
+    """Return the operations without those that nobody reads; what changes its argument stays."""
+    wanted, found = set(outputs), []
+    for operation in reversed(operations):
+        changes = isinstance(operation, TorchCall) and operation.changes_its_argument
+        if operation.out in wanted or changes or (isinstance(operation, TorchCall) and _is_impure(operation.target)):
+            found.append(operation)
+            wanted.update(operation.reads)
+    return found[::-1]
+
+
+def _is_impure(target: Any) -> bool:
+    """Whether an operator does something besides returning a result, as an assertion does.
+
+    >>> _is_impure(aten._assert_scalar.default), _is_impure(aten.relu.default), _is_impure(max)
+    (True, False, False)
+    """
+    schema = getattr(target, "_schema", None)
+    return schema is not None and (not schema.returns or target in fx.node._side_effectful_functions)

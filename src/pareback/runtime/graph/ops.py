@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 import torch
@@ -131,8 +132,8 @@ class Add(Operation):
 
 
 @dataclass
-class MaxPool(Operation):
-    """The largest of a square window, over values that are not negative."""
+class WindowOp(Operation):
+    """Something over each square window of images; ``rounded_up``, the last ones may end outside."""
 
     over_images = True
     in_tiles = True
@@ -141,6 +142,7 @@ class MaxPool(Operation):
     size: int
     stride: int
     padding: int
+    rounded_up: bool = False
 
     @property
     def downscale(self) -> int:
@@ -150,8 +152,163 @@ class MaxPool(Operation):
     def reach(self, name: str) -> int:
         return max(self.padding, self.size - self.padding - self.stride)
 
+
+@dataclass
+class MaxPool(WindowOp):
+    """The largest of each window."""
+
     def in_torch(self) -> Compute:
-        return lambda values: F.max_pool2d(values[self.x], self.size, self.stride, self.padding)
+        x, given = self.x, (self.size, self.stride, self.padding, 1, self.rounded_up)
+        return lambda values: F.max_pool2d(values[x], *given)
+
+
+@dataclass
+class MeanPool(WindowOp):
+    """The mean of each window."""
+
+    counts_padding: bool = True
+    divisor: int | None = None  #: to divide by instead of the number of positions
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return what PyTorch makes of images."""
+        given = (self.size, self.stride, self.padding, self.rounded_up, self.counts_padding, self.divisor)
+        return F.avg_pool2d(x, *given)
+
+    def factors(self, height: int, width: int) -> Tensor:
+        """Return what the sum of each window is multiplied by, for images of this size."""
+        ones = torch.ones(1, 1, height, width, dtype=torch.float64)
+        there = F.avg_pool2d(ones, self.size, self.stride, self.padding, self.rounded_up, True, 1)
+        return (self.pooled(ones) / there)[0, 0]
+
+    def in_torch(self) -> Compute:
+        return lambda values: self.pooled(values[self.x])
+
+
+@dataclass
+class Upsample(Operation):
+    """Images made a whole number of times as large."""
+
+    over_images = True
+    in_tiles = True
+
+    x: str
+    scale: int
+    mode: str  #: "nearest" or "bilinear"
+    align_corners: bool | None = None
+
+    @property
+    def downscale(self) -> Fraction:
+        """A fraction of one, as there are more positions of the result."""
+        return Fraction(1, self.scale)
+
+    def reach(self, name: str) -> int:
+        return 0 if self.mode == "nearest" else 1
+
+    def enlarged(self, x: Tensor) -> Tensor:
+        """Return what PyTorch makes of images."""
+        return F.interpolate(x, scale_factor=float(self.scale), mode=self.mode, align_corners=self.align_corners)
+
+    def in_torch(self) -> Compute:
+        return lambda values: self.enlarged(values[self.x])
+
+
+@dataclass
+class Channels(Operation):
+    """Channels of several images, put together in any order: concatenation, chunks, channel shuffle."""
+
+    over_images = True
+    in_tiles = True
+
+    sources: tuple[str, ...]
+    picks: tuple[tuple[int, int], ...]  #: for each channel, the number of its source and the channel there
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    activation: str = "none"
+
+    @property
+    def reads(self) -> list[str]:
+        """The images."""
+        return list(self.sources)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing follows that was fused to it."""
+        return self.activation == "none" and self.scale is None
+
+    def renamed(self, names: Mapping[str, str]) -> Operation:
+        return replace(self, sources=tuple(names.get(name, name) for name in self.sources))
+
+    def reads_by_row(self, name: str) -> bool:
+        return True
+
+    def in_torch(self) -> Compute:
+        parts = self._parts()
+
+        def put_together(values: Values) -> Tensor:
+            return torch.cat([values[name].index_select(1, picked) for name, picked in parts], 1)
+
+        if self.scale is None or self.shift is None:
+            return _then(put_together, None, self.activation)
+        scale, shift = self.scale.float().view(1, -1, 1, 1), self.shift.float().view(1, -1, 1, 1)
+        return _then(lambda values: put_together(values) * scale + shift, None, self.activation)
+
+    def _parts(self) -> list[tuple[str, Tensor]]:
+        """Return runs of channels from one source each."""
+        runs: list[tuple[int, list[int]]] = []
+        for source, channel in self.picks:
+            if not runs or runs[-1][0] != source:
+                runs.append((source, []))
+            runs[-1][1].append(channel)
+        return [(self.sources[source], torch.tensor(picked)) for source, picked in runs]
+
+
+@dataclass
+class GateLayer(WeightedOp):
+    """A 1×1 convolution over the means of images, as squeeze-and-excitation has it."""
+
+    over_images = True
+
+    def in_torch(self) -> Compute:
+        x, weight, bias = self.x, self.taps.weight, self.bias
+        return _then(lambda values: F.conv2d(values[x], weight, bias), self.residual, self.activation)
+
+
+@dataclass
+class Gate(Operation):
+    """Images whose channels are multiplied by a number each, ``other`` of [batch, channels, 1, 1]."""
+
+    over_images = True
+    in_tiles = True
+
+    x: str
+    other: str
+    activation: str = "none"
+
+    def reads_by_row(self, name: str) -> bool:
+        return True
+
+    def in_torch(self) -> Compute:
+        return lambda values: _activated(values[self.x] * values[self.other], self.activation)
+
+
+@dataclass
+class ChannelNorm(Operation):
+    """A layer norm over the channels of images, at every position."""
+
+    over_images = True
+    in_tiles = True
+
+    x: str
+    scale: Tensor
+    shift: Tensor
+    eps: float
+
+    def reads_by_row(self, name: str) -> bool:
+        return True
+
+    def in_torch(self) -> Compute:
+        x, given = self.x, ([len(self.scale)], self.scale, self.shift, self.eps)
+        return lambda values: F.layer_norm(values[x].permute(0, 2, 3, 1), *given).permute(0, 3, 1, 2)
 
 
 @dataclass
@@ -176,10 +333,16 @@ class Regrid(Operation):
 
 @dataclass
 class Activation(Operation):
-    """ReLU or GELU, until it is fused to what comes before."""
+    """ReLU, GELU or another, where it could not be fused to what comes before."""
+
+    over_images = True
+    in_tiles = True
 
     x: str
     activation: str
+
+    def reads_by_row(self, name: str) -> bool:
+        return True
 
     def in_torch(self) -> Compute:
         return lambda values: _activated(values[self.x], self.activation)
@@ -241,16 +404,52 @@ class Encoder(Operation):
         return list(dict.fromkeys([*self.inputs, *elsewhere]))
 
 
+def activation_parts(activation: str) -> tuple[str, float]:
+    """Return an activation's name, and the slope of a leaky ReLU.
+
+    >>> activation_parts("relu"), activation_parts("leaky_relu 0.1")
+    (('relu', 0.0), ('leaky_relu', 0.1))
+    """
+    name, _, slope = activation.partition(" ")
+    return name, float(slope or 0.0)
+
+
+#: By name, from a tensor and a slope; and those that may change the tensor.
+_ACTIVATED: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "none": lambda x, slope: x,
+    "relu": lambda x, slope: torch.relu(x),
+    "gelu": lambda x, slope: F.gelu(x),
+    "tanh_gelu": lambda x, slope: F.gelu(x, approximate="tanh"),
+    "relu6": lambda x, slope: F.relu6(x),
+    "silu": lambda x, slope: F.silu(x),
+    "hardswish": lambda x, slope: F.hardswish(x),
+    "hardsigmoid": lambda x, slope: F.hardsigmoid(x),
+    "sigmoid": lambda x, slope: torch.sigmoid(x),
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope),
+}
+_IN_PLACE: dict[str, Callable[[Tensor, float], Tensor]] = {
+    **_ACTIVATED,
+    "relu": lambda x, slope: torch.relu_(x),
+    "relu6": lambda x, slope: F.hardtanh_(x, 0.0, 6.0),
+    "silu": lambda x, slope: F.silu(x, inplace=True),
+    "hardswish": lambda x, slope: F.hardswish(x, inplace=True),
+    "hardsigmoid": lambda x, slope: F.hardsigmoid(x, inplace=True),
+    "sigmoid": lambda x, slope: torch.sigmoid_(x),
+    "leaky_relu": lambda x, slope: F.leaky_relu_(x, slope),
+}
+
+
 def _then(compute: Callable[[Values], Tensor], residual: str | None, activation: str) -> Compute:
     """Return what adds the residual and applies the activation; nobody else holds what is computed."""
     if residual is not None:
         return lambda values: _activated(compute(values) + values[residual], activation)
-    if activation == "relu":
-        return lambda values: torch.relu_(compute(values))
-    return (lambda values: F.gelu(compute(values))) if activation == "gelu" else compute
+    if activation == "none":
+        return compute
+    name, slope = activation_parts(activation)
+    work = _IN_PLACE[name]
+    return lambda values: work(compute(values), slope)
 
 
 def _activated(x: Tensor, activation: str) -> Tensor:
-    if activation == "relu":
-        return torch.relu(x)
-    return F.gelu(x) if activation == "gelu" else x
+    name, slope = activation_parts(activation)
+    return _ACTIVATED[name](x, slope)

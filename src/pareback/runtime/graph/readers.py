@@ -9,7 +9,19 @@ import torch
 from torch import Tensor, fx
 
 from .operation import Operation, alias_writes, changes_its_argument
-from .ops import Activation, Add, Affine, Convolution, GlobalMean, Linear, MaxPool, Taps
+from .ops import (
+    Activation,
+    Add,
+    Affine,
+    Convolution,
+    Gate,
+    GlobalMean,
+    Linear,
+    MaxPool,
+    MeanPool,
+    Taps,
+    Upsample,
+)
 
 aten = torch.ops.aten
 
@@ -152,13 +164,67 @@ def _add(node: Any, constants: dict[str, Any]) -> Operation | str:
     return Add(node.name, x.name, other.name)
 
 
+@_reads(aten.mul.Tensor, aten.mul_.Tensor)
+def _product(node: Any, constants: dict[str, Any]) -> Operation | str:
+    one, other = node.args[:2]
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return "it multiplies by a number"
+    for x, factor in ((one, other), (other, one)):
+        shape = x.meta["val"].shape
+        if x.name in constants or len(shape) != 4 or node.meta["val"].shape != shape:
+            continue
+        if factor.name in constants:
+            scale = constants[factor.name].detach()
+            if tuple(scale.shape) in {(shape[1], 1, 1), (1, shape[1], 1, 1)}:
+                scale = scale.double().flatten()
+                return Affine(node.name, x.name, scale, torch.zeros_like(scale))
+        elif factor.meta["val"].shape == (*shape[:2], 1, 1):
+            return Gate(node.name, x.name, factor.name)
+    return "it is no product with a number for each channel"
+
+
 @_reads(aten.max_pool2d.default)
 def _max_pool(node: Any, constants: dict[str, Any]) -> Operation | str:
     x, size, stride, padding, dilation, ceil = _filled(node, None, 0, 1, False)
-    sizes = [_alike(v) for v in (size, stride or size, padding, dilation)]
-    if None in sizes or sizes[3] != 1 or ceil:
-        return "its window is not square, dilated or rounded up"
-    return MaxPool(node.name, x.name, sizes[0] or 1, sizes[1] or 1, sizes[2] or 0)
+    window = _window(size, stride, padding)
+    if x.meta["val"].ndim != 4:
+        return "it is not over images"
+    if window is None or _alike(dilation) != 1:
+        return "its window is not square, or dilated"
+    return MaxPool(node.name, x.name, *window, bool(ceil))
+
+
+@_reads(aten.avg_pool2d.default)
+def _mean_pool(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, size, stride, padding, ceil, counts_padding, divisor = _filled(node, None, 0, False, True, None)
+    window = _window(size, stride, padding)
+    if x.meta["val"].ndim != 4:
+        return "it is not over images"
+    if window is None:
+        return "its window is not square"
+    return MeanPool(node.name, x.name, *window, bool(ceil), bool(counts_padding), divisor)
+
+
+def _window(size: Any, stride: Any, padding: Any) -> tuple[int, int, int] | None:
+    """Return side, stride and padding of windows, or None where they differ between directions."""
+    side, step, edge = (_alike(one) for one in (size, stride or size, padding))
+    return None if side is None or step is None or edge is None else (side, step, edge)
+
+
+@_reads(aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec)
+def _upsample(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x = node.args[0]
+    nearest = node.target is aten.upsample_nearest2d.vec
+    (height, width), (tall, wide) = x.meta["val"].shape[2:], node.meta["val"].shape[2:]
+    if any(not isinstance(one, int) for one in (height, width, tall, wide)):
+        return "its size depends on the batch"
+    scale = tall // height
+    if scale < 1 or (tall, wide) != (scale * height, scale * width):
+        return "it is not a whole number of times as large"
+    factors = node.args[2 if nearest else 3] if len(node.args) > (2 if nearest else 3) else None
+    if factors is not None and any(factor != scale for factor in factors):
+        return "its scale is not the ratio of its sizes"
+    return Upsample(node.name, x.name, scale, *(("nearest",) if nearest else ("bilinear", bool(node.args[2]))))
 
 
 @_reads(aten.mean.dim)
@@ -180,12 +246,33 @@ def _adaptive_mean(node: Any, constants: dict[str, Any]) -> Operation | str:
 
 def _activation(kind: str) -> NodeReader:
     def read(node: Any, constants: dict[str, Any]) -> Operation | str:
-        if node.kwargs.get("approximate", "none") != "none":
-            return "it is approximated otherwise"
         return Activation(node.name, node.args[0].name, kind)
 
     return read
 
 
 _reads(aten.relu.default, aten.relu_.default)(_activation("relu"))
-_reads(aten.gelu.default)(_activation("gelu"))
+_reads(aten.relu6.default, aten.relu6_.default)(_activation("relu6"))
+_reads(aten.silu.default, aten.silu_.default)(_activation("silu"))
+_reads(aten.hardswish.default, aten.hardswish_.default)(_activation("hardswish"))
+_reads(aten.hardsigmoid.default, aten.hardsigmoid_.default)(_activation("hardsigmoid"))
+_reads(aten.sigmoid.default, aten.sigmoid_.default)(_activation("sigmoid"))
+
+
+@_reads(aten.gelu.default)
+def _gelu(node: Any, constants: dict[str, Any]) -> Operation | str:
+    kinds = {"none": "gelu", "tanh": "tanh_gelu"}
+    kind = kinds.get(node.kwargs.get("approximate", "none"))
+    return Activation(node.name, node.args[0].name, kind) if kind else "it is approximated otherwise"
+
+
+@_reads(aten.hardtanh.default, aten.hardtanh_.default)
+def _hardtanh(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, *bounds = node.args
+    return Activation(node.name, x.name, "relu6") if bounds == [0, 6] else "it is no ReLU6"
+
+
+@_reads(aten.leaky_relu.default, aten.leaky_relu_.default)
+def _leaky_relu(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, slope = (*node.args, 0.01)[:2]
+    return Activation(node.name, x.name, f"leaky_relu {float(slope)!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +25,17 @@ class CallSignature:
     def positional(self) -> bool:
         """Whether inputs by position are in order already."""
         return all(isinstance(key, int) for key in self.keys)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the model's own ``forward`` calls the inputs; those of ``*xs`` are ``xs[0]``, ``xs[1]`` and so on."""
+        places: list[str] = []
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                places += [f"{name}[{number}]" for number in range(len(self.keys))]
+            elif parameter.kind is not parameter.VAR_KEYWORD:
+                places.append(name)
+        return tuple(key if isinstance(key, str) else places[key] for key in self.keys)
 
     def in_order(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the inputs as the graph takes them."""

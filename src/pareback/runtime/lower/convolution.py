@@ -61,6 +61,7 @@ class TiledConvolution:
     source: Layout
     target: Layout
     activation: int
+    slope: float = 0.0  #: of a leaky ReLU
     _tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, compare=False)
 
     def operation(
@@ -83,6 +84,7 @@ class TiledConvolution:
             "residual_row": 0 if residual is None else residual[1].row_step,
             "stride": self.taps.stride,
             "activation": self.activation,
+            "slope": self.slope,
             "tile_height": choice.tile[0],
             "tile_width": choice.tile[1],
         }

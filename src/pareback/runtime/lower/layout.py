@@ -139,6 +139,17 @@ class Layout:
             return None
         return _bits(exists).flatten()
 
+    def existing(self) -> Tensor:
+        """Return sixteen bits per position, halo included, set for lanes that hold a pixel."""
+        _, y, x = self._pixels(self.halo)
+        return _bits(self._exists(y, x)).flatten().contiguous()
+
+    def spread(self, pixels: Tensor) -> Tensor:
+        """Return numbers for the pixels of an image in the order of positions and lanes: ``[positions, 16]``."""
+        _, y, x = self._pixels(0)
+        found = pixels[y.clamp(max=self.height - 1), x.clamp(max=self.width - 1)]
+        return _all_lanes(torch.where(self._exists(y, x), found, 0.0), 0).flatten(0, 1)
+
     def ring(self) -> HaloRing:
         """Return where the halo's contents come from."""
         _, y, x = self._pixels(self.halo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ..graph.operation import Operation
@@ -38,26 +38,43 @@ def tiled(operations: Sequence[Operation], shapes: Mapping[str, Shape], images: 
     def cut(names: Collection[str]) -> Tiling:
         return _tiled(*_regridded(operations, shapes, names), products, images)
 
-    names = _where_to_cut(operations)
+    # One more at a time, the one that gains most: of all at once, some only pay where others are not.
+    left, names = _where_to_cut(operations, shapes), list[str]()
     best = cut(names)
-    for name in list(names):
-        fewer = cut([other for other in names if other != name])
-        if fewer.cost <= best.cost:
-            best = fewer
-            names.remove(name)
+    while left:
+        trials = {name: cut([*names, name]) for name in left}
+        name = min(left, key=lambda one: trials[one].cost)
+        if trials[name].cost >= best.cost:
+            break
+        best = trials[name]
+        names.append(name)
+        left.remove(name)
     return best
 
 
-def _where_to_cut(operations: Sequence[Operation]) -> list[str]:
-    """Return activations that all later ones depend on alone, before the image is made smaller."""
-    found = []
+def _where_to_cut(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[str]:
+    """Return activations that all later ones depend on alone: before images are made smaller, and where least is moved.
+
+    A grid that fits the sizes before and after fills its lanes better than one for all sizes would.
+    """
+    stretches: list[list[str]] = [[]]
+    before_strides = []
+    last_read = {name: number for number, operation in enumerate(operations) for name in operation.reads}
+    waiting: dict[str, int] = {}  # what was computed or brought, until it is read for the last time
     for number, operation in enumerate(operations[:-1]):
-        name, later = operation.out, operations[number + 1 :]
-        before = {o.out for o in operations[:number]} | {n for o in operations[: number + 1] for n in o.reads}
-        alone = not before & {n for o in later for n in o.reads}
-        if alone and any(o.downscale > 1 for o in later if name in o.reads):
-            found.append(name)
-    return found
+        if operation.downscale > 1:
+            stretches.append([])
+        for name in (*operation.reads, operation.out):
+            if last_read.get(name, -1) > number:
+                waiting[name] = last_read[name]
+        waiting = {name: last for name, last in waiting.items() if last > number}
+        if set(waiting) == {operation.out} and operation.out in shapes:
+            stretches[-1].append(operation.out)
+            if any(o.downscale > 1 for o in operations[number + 1 :] if operation.out in o.reads):
+                before_strides.append(operation.out)
+    least = [min(names, key=lambda name: math.prod(shapes[name])) for names in stretches if names]
+    found = {*before_strides, *least}
+    return [operation.out for operation in operations if operation.out in found]
 
 
 def _regridded(
@@ -67,8 +84,7 @@ def _regridded(
     again = {name: f"{name} on another grid" for name in names}
     result: list[Operation] = []
     for operation in operations:
-        fields = {f: getattr(operation, f, None) for f in ("x", "other", "residual")}
-        result.append(replace(operation, **{f: again[name] for f, name in fields.items() if name in again}))
+        result.append(operation.renamed(again))
         if operation.out in again:
             result.append(Regrid(again[operation.out], operation.out))
     return result, {**shapes, **{new: shapes[old] for old, new in again.items()}}
@@ -113,7 +129,7 @@ def _on(
 def _scales(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[dict[str, int]]:
     """Return groups of activations whose tiles hang together, each with its multiple of the group's smallest tile."""
     edges: dict[str, list[tuple[str, Fraction]]] = {name: [] for name in shapes}
-    for one, other, ratio in _ratios(operations):
+    for one, other, ratio in _ratios(operations, shapes):
         edges[one].append((other, 1 / ratio))
         edges[other].append((one, ratio))
     groups, seen = [], set()
@@ -135,11 +151,11 @@ def _scales(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> lis
     return groups
 
 
-def _ratios(operations: Sequence[Operation]) -> Iterator[tuple[str, str, Fraction]]:
-    """Yield pairs of activations and how many times as large the first one's tiles are."""
+def _ratios(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> Iterator[tuple[str, str, Fraction]]:
+    """Yield pairs of activations in lanes and how many times as large the first one's tiles are."""
     for operation in operations:
         if operation.in_tiles:
-            for name in operation.reads:
+            for name in (name for name in operation.reads if name in shapes):
                 larger = operation.downscale if name == getattr(operation, "x", "") else 1
                 yield name, operation.out, Fraction(larger)
 

@@ -3,30 +3,6 @@
 // An activation is float[channels][vectors][16] with the tokens of one image in its lanes. A sum over channels is then
 // a sum over planes, and a softmax over keys one over vectors with queries in the lanes: no lane ever needs another.
 
-// 2^x for x up to 126, to about one unit in the last place; 2^-127 and less, whose exponent would be no more than zero,
-// are 0. N at once, as each waits for its own last product.
-template <int N>
-inline __attribute__((always_inline)) void power_of_two(Register* x) {
-  constexpr float terms[] = {1.5353353e-4f, 1.3398875e-3f, 9.6184378e-3f, 5.5503324e-2f,
-                             2.4022648e-1f, 6.9314718e-1f, 1.0f};
-  Register rest[N], sum[N], scale[N];
-#pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) {
-    const Register above = x[n] < -127.0f ? -127.0f - Register{} : x[n];
-    const Register nearest = (above + 12582912.0f) - 12582912.0f;  // 1.5·2^23 leaves no bits for a fraction
-    const IntRegister exponent = (__builtin_convertvector(nearest, IntRegister) + 127) << 23;
-    std::memcpy(&scale[n], &exponent, sizeof scale[n]);
-    rest[n] = above - nearest;
-    sum[n] = rest[n] * terms[0] + terms[1];
-  }
-#pragma GCC unroll 8
-  for (int i = 2; i < 7; ++i)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) sum[n] = sum[n] * rest[n] + terms[i];
-#pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) x[n] = sum[n] * scale[n];
-}
-
 // Lane vectors of queries that are done together, and the keys or channels whose sums fit the registers beside them.
 constexpr int kStrip = kRegisters == 1 ? 4 : 1;
 template <int V>
@@ -246,4 +222,56 @@ inline void normalization_item(const LayerNorm& op, const Arena& arena, int64_t 
     normalize_strip<2>(op, in, out);
   else
     normalize_strip<1>(op, in, out);
+}
+
+// Columns of an image in lanes: a few side by side, each a norm over its channels. What lies between them is there to
+// be read: planes are so far apart.
+template <int V>
+inline void norm_columns(const ChannelNorm& op, const float* in, float* out, const uint16_t* valid) {
+  const int64_t plane = op.in_plane * kLanes;
+  Vec mean[V], spread[V], rest[V];
+  mean_of<V>(in, plane, op.channels, [](Vec x, int) { return x; }, mean);
+  const auto off = [&](Vec x, int v) {
+    EACH_PART x.part[k] -= mean[v].part[k];
+    return x;
+  };
+  const auto square = [&](Vec x, int v) {
+    x = off(x, v);
+    EACH_PART x.part[k] *= x.part[k];
+    return x;
+  };
+  mean_of<V>(in, plane, op.channels, off, rest);
+  mean_of<V>(in, plane, op.channels, square, spread);
+  for (int v = 0; v < V; ++v) {
+    EACH_PART spread[v].part[k] -= rest[v].part[k] * rest[v].part[k];
+    add(mean[v], rest[v]);
+    alignas(64) float lanes[kLanes];
+    store(lanes, spread[v]);
+    for (float& lane : lanes) lane = 1.0f / std::sqrt(lane + op.eps);
+    spread[v] = load(lanes);
+  }
+  for (int64_t c = 0; c < op.channels; ++c, in += plane, out += op.out_plane * kLanes) {
+    const Vec scale = broadcast(op.scale[c]), shift = broadcast(op.shift[c]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      Vec x = load(in + v * kLanes);
+      EACH_PART x.part[k] = (x.part[k] - mean[v].part[k]) * (spread[v].part[k] * scale.part[k]) + shift.part[k];
+      if (valid != nullptr) keep_valid(x, valid[v]);
+      store(out + v * kLanes, x);
+    }
+  }
+}
+
+inline void channel_norm_row(const ChannelNorm& op, const Arena& arena, int64_t row) {
+  const float* in = arena.at(op.in) + row * op.in_row * kLanes;
+  float* out = arena.at(op.out) + row * op.out_row * kLanes;
+  for (int64_t column = 0; column < op.width;) {
+    const uint16_t* valid = op.valid == nullptr ? nullptr : op.valid + row * op.width + column;
+    const bool two = column + 2 <= op.width;
+    if (two)
+      norm_columns<2>(op, in + column * kLanes, out + column * kLanes, valid);
+    else
+      norm_columns<1>(op, in + column * kLanes, out + column * kLanes, valid);
+    column += two ? 2 : 1;
+  }
 }

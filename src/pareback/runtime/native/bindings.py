@@ -11,8 +11,12 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-NONE, RELU, GELU = 0, 1, 2
-ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU}
+#: In the order of engine.cpp.
+_ACTIVATIONS = (
+    *("none", "relu", "gelu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh_gelu"),
+    "leaky_relu",
+)
+ACTIVATIONS = {name: number for number, name in enumerate(_ACTIVATIONS)}
 
 
 class NativeStructure(ctypes.Structure):
@@ -39,24 +43,26 @@ class NativeConv(NativeStructure):
 
     _fields_ = _fields(
         "pointers: nonzeros rows weights offsets bias valid; int64: in_ out residual channels height width blocks taps"
-        " chunk in_row out_plane out_row residual_plane residual_row; int32: stride activation tile_height tile_width"
+        " chunk in_row out_plane out_row residual_plane residual_row; int32: stride activation tile_height tile_width;"
+        " float: slope"
     )
 
 
 class NativePointwise(NativeStructure):
-    """A scale and shift per channel, a sum of two activations."""
+    """A scale and shift per channel, a factor per image, a sum of two activations; channels may change places."""
 
     _fields_ = _fields(
-        "pointers: scale shift valid; int64: in_ out other channels height width in_plane in_row out_plane out_row"
-        " other_plane other_row; int32: activation"
+        "pointers: scale shift valid picks; int64: in_ out other gate channels height width in_plane in_row out_plane"
+        " out_row other_plane other_row images tiles gates; int32: activation; float: slope"
     )
 
 
-class NativeMaxPool(NativeStructure):
-    """The largest of a window."""
+class NativePool(NativeStructure):
+    """The largest of a window, or its mean."""
 
     _fields_ = _fields(
-        "pointers: valid; int64: in_ out channels height width in_plane in_row out_plane out_row; int32: size stride"
+        "pointers: valid existing factors; int64: in_ out channels height width in_plane in_row out_plane out_row"
+        " existing_first existing_row; int32: size stride"
     )
 
 
@@ -126,10 +132,28 @@ class NativeLayerNorm(NativeStructure):
     _fields_ = _fields("pointers: scale shift; int64: in_ out channels vectors; float: eps")
 
 
+class NativeChannelNorm(NativeStructure):
+    """A layer norm over the channels of images."""
+
+    _fields_ = _fields(
+        "pointers: scale shift valid; int64: in_ out channels height width in_plane in_row out_plane out_row;"
+        " float: eps"
+    )
+
+
+class NativeResample(NativeStructure):
+    """Images made larger."""
+
+    _fields_ = _fields(
+        "pointers: down across rows_used columns_used valid; int64: in_ out channels height width in_plane in_row"
+        " out_plane out_row scale"
+    )
+
+
 NativeOperation = (
     NativeConv
     | NativePointwise
-    | NativeMaxPool
+    | NativePool
     | NativeGlobalMean
     | NativeLinearOneRow
     | NativeHalo
@@ -139,6 +163,8 @@ NativeOperation = (
     | NativeLinearFewRows
     | NativeAttention
     | NativeLayerNorm
+    | NativeChannelNorm
+    | NativeResample
 )
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(NativeOperation))}
 

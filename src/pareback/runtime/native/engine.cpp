@@ -29,10 +29,12 @@ namespace {
 
 constexpr int kLanes = 16;
 
-enum Activation : int32_t { kNone, kRelu, kGelu };
+enum Activation : int32_t {
+  kNone, kRelu, kGelu, kRelu6, kSilu, kHardswish, kHardsigmoid, kSigmoid, kTanhGelu, kLeakyRelu
+};
 enum Kind : int32_t {
-  kConv, kPointwise, kMaxPool, kGlobalMean, kLinearOneRow, kHalo, kGather, kTranspose, kLinearManyRows,
-  kLinearFewRows, kAttention, kLayerNorm
+  kConv, kPointwise, kPool, kGlobalMean, kLinearOneRow, kHalo, kGather, kTranspose, kLinearManyRows,
+  kLinearFewRows, kAttention, kLayerNorm, kChannelNorm, kResample
 };
 
 // Where a run keeps its activations. Steps name them by offset, so that several runs can go on at once; −2 and below
@@ -63,22 +65,30 @@ struct Conv {
   int64_t channels, height, width, blocks, taps, chunk;
   int64_t in_row, out_plane, out_row, residual_plane, residual_row;
   int32_t stride, activation, tile_height, tile_width;
+  float slope;  // of a leaky ReLU below zero
 };
 
 struct Pointwise {
   const float *scale, *shift;
   const uint16_t* valid;
+  const int32_t* picks;  // [channels][2]: a channel to read, and the one to write; null if they are the same
   int64_t in, out, other;
+  int64_t gate;  // [images][gates]: a factor for every image and channel; −1 for none, as it may be the caller's
   int64_t channels, height, width;
   int64_t in_plane, in_row, out_plane, out_row, other_plane, other_row;
+  int64_t images, tiles, gates;
   int32_t activation;
+  float slope;
 };
 
-struct MaxPool {
+// The largest of each window, or the mean where there are factors.
+struct Pool {
   const uint16_t* valid;
+  const uint16_t* existing;  // lanes that exist, by position of the input with its halo; null if zeros never win
+  const float* factors;      // [positions][16]: one by the size of the window; null for the largest
   int64_t in, out;
   int64_t channels, height, width;
-  int64_t in_plane, in_row, out_plane, out_row;
+  int64_t in_plane, in_row, out_plane, out_row, existing_first, existing_row;
   int32_t size, stride;
 };
 
@@ -170,6 +180,24 @@ struct LayerNorm {
   float eps;
 };
 
+// The same over images in lanes, at every position.
+struct ChannelNorm {
+  const float *scale, *shift;
+  const uint16_t* valid;
+  int64_t in, out, channels, height, width, in_plane, in_row, out_plane, out_row;
+  float eps;
+};
+
+// Images made `scale` times as large.
+struct Resample {
+  const float* down;            // [height][3][16]: weights of the rows above, at and below where a row comes from
+  const float* across;          // [width][3][16]: likewise of columns
+  const int32_t* rows_used;     // [height]: a bit for each of the three that has a weight
+  const int32_t* columns_used;  // [width]
+  const uint16_t* valid;
+  int64_t in, out, channels, height, width, in_plane, in_row, out_plane, out_row, scale;
+};
+
 struct Step {
   int32_t kind;
   const void* what;
@@ -183,7 +211,7 @@ using ConvItem = void (*)(const Conv&, const Arena&, const Slice&, int64_t item,
 struct Kernels {
   ConvItem (*conv_of)(const Conv&);
   void (*pointwise)(const Pointwise&, const Arena&, const Slice&, int64_t);
-  void (*maximum)(const MaxPool&, const Arena&, const Slice&, int64_t);
+  void (*pool)(const Pool&, const Arena&, const Slice&, int64_t);
   void (*mean)(const GlobalMean&, const Arena&, int64_t);
   void (*halo)(const Halo&, const Arena&, const Slice&, int64_t);
   void (*gather)(const Gather&, const Arena&, int64_t);
@@ -193,6 +221,8 @@ struct Kernels {
   void (*lookup)(const LinearFewRows&, const Arena&, int64_t);  // null where registers are too narrow
   void (*attention)(const Attention&, const Arena&, int64_t, float* scores);
   void (*normalization)(const LayerNorm&, const Arena&, int64_t);
+  void (*channel_norm)(const ChannelNorm&, const Arena&, int64_t);
+  void (*resample)(const Resample&, const Arena&, const Slice&, int64_t);
   int32_t positions;  // how many sums fit the registers
   int32_t strip;  // lane vectors of queries that attend together
 };
@@ -350,10 +380,10 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, pareback
         over_channels(team, op, arena, slice_of(step, op.height), op.channels, 1.0 * op.width, kernels.pointwise);
         break;
       }
-      case kMaxPool: {
-        const MaxPool& op = as<MaxPool>(step);
+      case kPool: {
+        const Pool& op = as<Pool>(step);
         over_channels(team, op, arena, slice_of(step, op.height), op.channels, 0.5 * op.width * op.size * op.size,
-                      kernels.maximum);
+                      kernels.pool);
         break;
       }
       case kGlobalMean: {
@@ -400,6 +430,20 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, pareback
       case kLayerNorm: {
         const LayerNorm& op = as<LayerNorm>(step);
         over_channels(team, op, arena, (op.vectors + 1) / 2, 8.0 * op.channels, kernels.normalization);
+        break;
+      }
+      case kChannelNorm: {
+        const ChannelNorm& op = as<ChannelNorm>(step);
+        const Slice rows = slice_of(step, op.height);
+        const double nanoseconds = 4.0 * (rows.last - rows.first) * op.width * op.channels;
+        divided(team, rows.last - rows.first, 1, nanoseconds, [&](int64_t first, int64_t last) {
+          for (int64_t row = first; row < last; ++row) kernels.channel_norm(op, arena, rows.first + row);
+        });
+        break;
+      }
+      case kResample: {
+        const Resample& op = as<Resample>(step);
+        over_channels(team, op, arena, slice_of(step, op.height), op.channels, 3.0 * op.width, kernels.resample);
         break;
       }
       default:

@@ -41,34 +41,7 @@ inline void multiply_add(Vec& to, const Vec& weight, const float* from) {
   EACH_PART to.part[k] += weight.part[k] * at[k];
 }
 
-// x·Φ(x) with Φ(x) = 1/2 + x·P(x²), where P was fitted up to |x| = 5.4, beyond which Φ is 0 or 1 to seven digits. The
-// error is that of float32 itself: 6e-8 of the norm, 7e-7 at most. N at once, as each waits for its own last product.
-template <int N>
-inline __attribute__((always_inline)) void gelu(Register* x) {
-  constexpr float terms[] = {0.00039620715f, -0.00103098468f, 0.000864914095f, -0.00117892365f, 0.00367051456f,
-                             -0.00672349334f, 0.00964467414f, -0.0139591089f, 0.0196469817f, -0.0257474985f,
-                             0.0321163572f, -0.039206706f, 0.0484996028f, -0.0653280616f, 0.130928114f};
-  Register above[N], within[N], t[N], sum[N];
-#pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) {
-    above[n] = x[n] < -5.4f ? -5.4f - Register{} : x[n];
-    within[n] = above[n] > 5.4f ? 5.4f - Register{} : above[n];
-    t[n] = within[n] * within[n] * 0.0685871056f - 1.0f;
-    sum[n] = t[n] * terms[0] + terms[1];
-  }
-#pragma GCC unroll 16
-  for (int i = 2; i < 15; ++i)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) sum[n] = sum[n] * t[n] + terms[i];
-#pragma GCC unroll 8
-  for (int n = 0; n < N; ++n) x[n] = above[n] * (within[n] * sum[n] + 0.5f);
-}
-
-inline void activate(Vec& v, int32_t activation) {
-  const Register zero{};
-  if (activation == kRelu) EACH_PART v.part[k] = v.part[k] > zero ? v.part[k] : zero;
-  if (activation == kGelu) gelu<kRegisters>(v.part);
-}
+#include "activations.h"
 
 inline void keep_valid(Vec& v, uint16_t valid) {
 #if WIDTH == 16
@@ -80,6 +53,21 @@ inline void keep_valid(Vec& v, uint16_t valid) {
   std::memcpy(lanes, &v, sizeof lanes);
   for (int lane = 0; lane < kLanes; ++lane)
     if (!(valid >> lane & 1)) lanes[lane] = 0.0f;
+  std::memcpy(&v, lanes, sizeof lanes);
+#endif
+}
+
+// The least number there is in lanes whose bit is clear.
+inline void least_unless(Vec& v, uint16_t existing) {
+#if WIDTH == 16
+  const __m512 kept = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), existing, reinterpret_cast<const __m512&>(v.part[0]));
+  std::memcpy(&v, &kept, sizeof v);
+#else
+  if (existing == 0xFFFF) return;
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (!(existing >> lane & 1)) lanes[lane] = -INFINITY;
   std::memcpy(&v, lanes, sizeof lanes);
 #endif
 }
@@ -98,26 +86,6 @@ inline Vec permuted(const float* from, const int32_t* lanes, uint16_t existing) 
   return v;
 }
 
-// Not inlined: there are some hundred shapes of tiles, and few layers end so.
-__attribute__((noinline)) void gelu_all(float* values, int number) {
-  constexpr int together = 4;
-  int i = 0;
-  for (; i + together * WIDTH <= number * kLanes; i += together * WIDTH) {
-    Register x[together];
-#pragma GCC unroll 4
-    for (int n = 0; n < together; ++n) std::memcpy(&x[n], values + i + n * WIDTH, sizeof x[n]);
-    gelu<together>(x);
-#pragma GCC unroll 4
-    for (int n = 0; n < together; ++n) std::memcpy(values + i + n * WIDTH, &x[n], sizeof x[n]);
-  }
-  for (; i < number * kLanes; i += WIDTH) {
-    Register x;
-    std::memcpy(&x, values + i, sizeof x);
-    gelu<1>(&x);
-    std::memcpy(values + i, &x, sizeof x);
-  }
-}
-
 // What happens to a tile of sums on its way to memory.
 template <int H, int W>
 inline __attribute__((always_inline)) void finish(const Conv& conv, const Arena& arena, int64_t channel, int64_t row,
@@ -132,13 +100,13 @@ inline __attribute__((always_inline)) void finish(const Conv& conv, const Arena&
   }
   if (conv.activation == kRelu) {
 #pragma GCC unroll 32
-    for (int i = 0; i < H * W; ++i) activate(sums[i], kRelu);
-  } else if (conv.activation == kGelu) {
+    for (int i = 0; i < H * W; ++i) relu(sums[i]);
+  } else if (conv.activation != kNone) {
     // Not where they are going: tiles overlap, and another thread may be writing there.
     alignas(64) float values[H * W * kLanes];
 #pragma GCC unroll 32
     for (int i = 0; i < H * W; ++i) store(values + i * kLanes, sums[i]);
-    gelu_all(values, H * W);
+    activate_all(values, H * W, conv.activation, conv.slope);
 #pragma GCC unroll 32
     for (int i = 0; i < H * W; ++i) sums[i] = load(values + i * kLanes);
   }
@@ -377,21 +345,43 @@ inline ConvItem conv_of(const Conv& conv) {
   return nullptr;
 }
 
-// out = activation(in·scale + shift [+ other]), plane by plane.
-inline void pointwise_plane(const Pointwise& op, const Arena& arena, const Slice& slice, int64_t channel) {
-  const Vec scale = broadcast(op.scale == nullptr ? 1.0f : op.scale[channel]);
-  const Vec shift = broadcast(op.shift == nullptr ? 0.0f : op.shift[channel]);
+// What a channel's lanes are multiplied by: a number for each image.
+inline Vec gate_of(const Pointwise& op, const Arena& arena, int64_t channel) {
+  alignas(64) float lanes[kLanes] = {};
+  const float* gates = arena.at(op.gate) + channel;
+  for (int64_t lane = 0; lane < op.images * op.tiles; ++lane) lanes[lane] = gates[lane / op.tiles * op.gates];
+  return load(lanes);
+}
+
+// out = activation((in·scale + shift)·gate + other), plane by plane, where all but `in` may be missing.
+inline void pointwise_plane(const Pointwise& op, const Arena& arena, const Slice& slice, int64_t item) {
+  const int64_t from = op.picks == nullptr ? item : op.picks[2 * item];
+  const int64_t channel = op.picks == nullptr ? item : op.picks[2 * item + 1];
+  const bool scaled = op.scale != nullptr, gated = op.gate != -1;
+  const Vec scale = broadcast(scaled ? op.scale[channel] : 1.0f);
+  const Vec shift = broadcast(scaled ? op.shift[channel] : 0.0f);
+  const Vec gate = gated ? gate_of(op, arena, channel) : scale;
+  const bool at_once = op.activation == kNone || op.activation == kRelu;
   for (int64_t row = slice.first; row < slice.last; ++row) {
-    const float* in = arena.at(op.in) + (channel * op.in_plane + row * op.in_row) * kLanes;
+    const float* in = arena.at(op.in) + (from * op.in_plane + row * op.in_row) * kLanes;
     float* out = arena.at(op.out) + (channel * op.out_plane + row * op.out_row) * kLanes;
     const float* other =
         op.other < 0 ? nullptr : arena.at(op.other) + (channel * op.other_plane + row * op.other_row) * kLanes;
+    const uint16_t* valid = op.valid == nullptr ? nullptr : op.valid + row * op.width;
     for (int64_t column = 0; column < op.width; ++column) {
-      Vec v = shift;
-      multiply_add(v, scale, in + column * kLanes);
+      Vec v = load(in + column * kLanes);
+      if (scaled) EACH_PART v.part[k] = v.part[k] * scale.part[k] + shift.part[k];
+      if (gated) EACH_PART v.part[k] *= gate.part[k];
       if (other != nullptr) add(v, load(other + column * kLanes));
-      activate(v, op.activation);
-      if (op.valid != nullptr) keep_valid(v, op.valid[row * op.width + column]);
+      if (op.activation == kRelu) relu(v);
+      if (at_once && valid != nullptr) keep_valid(v, valid[column]);
+      store(out + column * kLanes, v);
+    }
+    if (at_once) continue;
+    activate_all(out, op.width, op.activation, op.slope);
+    for (int64_t column = 0; valid != nullptr && column < op.width; ++column) {
+      Vec v = load(out + column * kLanes);
+      keep_valid(v, valid[column]);
       store(out + column * kLanes, v);
     }
   }
@@ -426,21 +416,70 @@ inline void gather_plane(const Gather& op, const Arena& arena, int64_t item) {
   }
 }
 
-// The largest of a window. The halo holds zeros, so the input must not be negative.
-inline void maximum_plane(const MaxPool& op, const Arena& arena, const Slice& slice, int64_t channel) {
+// The largest of a window, or NaN if it holds one. Where positions may lie outside the image, `existing` says so.
+inline Vec largest(const Pool& op, const float* in, const uint16_t* existing) {
+  Vec most = broadcast(-INFINITY);
+  for (int64_t h = 0; h < op.size; ++h)
+    for (int64_t w = 0; w < op.size; ++w) {
+      Vec v = load(in + (h * op.in_row + w) * kLanes);
+      if (existing != nullptr) least_unless(v, existing[h * op.existing_row + w]);
+      EACH_PART {
+        const IntRegister taken = (v.part[k] > most.part[k]) | (v.part[k] != v.part[k]);
+        most.part[k] = taken ? v.part[k] : most.part[k];
+      }
+    }
+  return most;
+}
+
+// The sum of a window, whose halo holds zeros, times a factor for each position.
+inline Vec mean_of_window(const Pool& op, const float* in, const float* factors) {
+  Vec sum = broadcast(0.0f);
+  for (int64_t h = 0; h < op.size; ++h)
+    for (int64_t w = 0; w < op.size; ++w) add(sum, load(in + (h * op.in_row + w) * kLanes));
+  const Vec factor = load(factors);
+  EACH_PART sum.part[k] *= factor.part[k];
+  return sum;
+}
+
+inline void pool_plane(const Pool& op, const Arena& arena, const Slice& slice, int64_t channel) {
   for (int64_t row = slice.first; row < slice.last; ++row)
     for (int64_t column = 0; column < op.width; ++column) {
       const float* in = arena.at(op.in) +
                         (channel * op.in_plane + row * op.stride * op.in_row + column * op.stride) * kLanes;
-      Vec most = load(in);
-      for (int64_t h = 0; h < op.size; ++h)
-        for (int64_t w = 0; w < op.size; ++w) {
-          const Vec v = load(in + (h * op.in_row + w) * kLanes);
-          EACH_PART most.part[k] = v.part[k] > most.part[k] ? v.part[k] : most.part[k];
-        }
-      if (op.valid != nullptr) keep_valid(most, op.valid[row * op.width + column]);
-      store(arena.at(op.out) + (channel * op.out_plane + row * op.out_row + column) * kLanes, most);
+      const uint16_t* existing =
+          op.existing == nullptr
+              ? nullptr
+              : op.existing + op.existing_first + row * op.stride * op.existing_row + column * op.stride;
+      Vec v = op.factors == nullptr ? largest(op, in, existing)
+                                    : mean_of_window(op, in, op.factors + (row * op.width + column) * kLanes);
+      if (op.valid != nullptr) keep_valid(v, op.valid[row * op.width + column]);
+      store(arena.at(op.out) + (channel * op.out_plane + row * op.out_row + column) * kLanes, v);
     }
+}
+
+// Images made larger by a whole number: every position is a sum over the 3 × 3 positions around where it comes from, with
+// weights for its row and its column, which differ between lanes at the edges of images.
+inline void resample_plane(const Resample& op, const Arena& arena, const Slice& slice, int64_t channel) {
+  for (int64_t row = slice.first; row < slice.last; ++row) {
+    float* out = arena.at(op.out) + (channel * op.out_plane + row * op.out_row) * kLanes;
+    for (int64_t column = 0; column < op.width; ++column, out += kLanes) {
+      const float* in = arena.at(op.in) +
+                        (channel * op.in_plane + row / op.scale * op.in_row + column / op.scale) * kLanes;
+      Vec sum = broadcast(0.0f);
+      for (int64_t h = 0; h < 3; ++h) {
+        if (!(op.rows_used[row] >> h & 1)) continue;
+        Vec line = broadcast(0.0f);
+        for (int64_t w = 0; w < 3; ++w)
+          if (op.columns_used[column] >> w & 1)
+            multiply_add(line, load(op.across + (column * 3 + w) * kLanes),
+                         in + ((h - 1) * op.in_row + w - 1) * kLanes);
+        const Vec weight = load(op.down + (row * 3 + h) * kLanes);
+        EACH_PART sum.part[k] += line.part[k] * weight.part[k];
+      }
+      if (op.valid != nullptr) keep_valid(sum, op.valid[row * op.width + column]);
+      store(out, sum);
+    }
+  }
 }
 
 // Means over an image: out[image][channel].
@@ -554,9 +593,10 @@ inline void column_slice(const LinearOneRow& op, const Arena& arena, int64_t sli
 
 #undef EACH_PART
 
-const Kernels kernels = {conv_of,         pointwise_plane, maximum_plane, mean_plane,         halo_plane,
-                         gather_plane,    column_slice,    transpose_strip, listed_item,      lookup_part,
-                         attention_item,  normalization_item, kRoom / kRegisters, kStrip};
+const Kernels kernels = {conv_of,      pointwise_plane,    pool_plane,         mean_plane,     halo_plane,
+                         gather_plane, column_slice,       transpose_strip,    listed_item,    lookup_part,
+                         attention_item, normalization_item, channel_norm_row, resample_plane, kRoom / kRegisters,
+                         kStrip};
 
 }  // namespace SUFFIX
 }  // namespace

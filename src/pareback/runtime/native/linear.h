@@ -84,11 +84,11 @@ void listed_tile(const LinearManyRows& op, const Arena& arena, int64_t part, int
       }
       if (block + 1 == op.blocks && op.activation == kRelu) {
 #pragma GCC unroll 16
-        for (int w = 0; w < W; ++w) activate(sums[w], kRelu);
+        for (int w = 0; w < W; ++w) relu(sums[w]);
       }
 #pragma GCC unroll 16
       for (int w = 0; w < W; ++w) store(waiting + w * kLanes, sums[w]);
-      if (block + 1 == op.blocks && op.activation == kGelu) gelu_all(waiting, W);
+      if (block + 1 == op.blocks && op.activation > kRelu) activate_all(waiting, W, op.activation, 0.0f);
     }
   }
 }

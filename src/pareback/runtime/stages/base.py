@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..graph.operation import Operation
-from ..graph.ops import Linear
+from ..graph.ops import Gate, GateLayer, GlobalMean, Linear
 from ..lower.memory import ArenaPool
 from ..native.bindings import NativeOperation, NativePart, NativeProgram
 from .torch_threads import wait_for_idle_threads
@@ -38,6 +38,13 @@ class Chain:
     def over_images(self) -> list[Operation]:
         """The operations before it."""
         return [operation for operation in self.operations if operation is not self.head]
+
+    @property
+    def matrices(self) -> set[str]:
+        """Values with a number for each image and channel, which are not in lanes."""
+        found = {o.out for o in self.operations if isinstance(o, GlobalMean | GateLayer) or o is self.head}
+        read = {o.x for o in self.operations if isinstance(o, GateLayer)}
+        return found | read | {o.other for o in self.operations if isinstance(o, Gate)}
 
     @property
     def names(self) -> list[str]:

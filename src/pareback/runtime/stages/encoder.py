@@ -131,6 +131,7 @@ class EncoderProgram(StageProgram):
             in_=self._places.of(operation.x),
             out=self._places.of(operation.out),
             other=self._places.of(operation.other),
+            gate=-1,
             channels=layout.channels,
             height=1,
             width=layout.plane,

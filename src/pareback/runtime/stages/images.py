@@ -12,16 +12,17 @@ from torch import Tensor
 
 from ..graph.capture import CapturedModel
 from ..graph.operation import Operation
-from ..graph.ops import Convolution, GlobalMean, Linear, Regrid
+from ..graph.ops import Convolution, GateLayer, GlobalMean, Linear, Regrid
+from ..lower.activation import activation_fields
 from ..lower.convolution import TiledConvolution
-from ..lower.image_ops import ImageMemory, halo_step, image_step, pack_step, unpack_step
+from ..lower.image_ops import ImageMemory, halo_step, image_step, image_steps, pack_step, unpack_step
 from ..lower.layout import LANES, VECTOR_BYTES, Layout
 from ..lower.linear import linear_steps
 from ..lower.memory import ArenaPlanner
 from ..lower.strips import Strips, in_strips, runs, strips
 from ..lower.tiling import Shape, tiled
 from ..lower.tuning import Tuner
-from ..native.bindings import ACTIVATIONS, NativeOperation, NativePart
+from ..native.bindings import NativeOperation, NativePart
 from .base import Chain, Stage, StageProgram, addresses, empty
 
 
@@ -31,13 +32,15 @@ class ImageProgram(StageProgram):
     def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner, threads: int) -> None:
         self.images = images
         self._chain, self._tuner, self._threads = chain, tuner, threads
-        in_lanes = {name: shape for name, shape in shapes.items() if not self._is_matrix(name)}
+        in_lanes = {name: shape for name, shape in shapes.items() if name not in chain.matrices}
         tiling = tiled(chain.over_images, in_lanes, images)
         self._operations, self._layouts = tiling.operations, tiling.layouts
         self._places = ArenaPlanner()
         self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
         self._memory_plan = ImageMemory(images, shapes, self._layouts, self._brought, self._places)
-        self._steps: list[NativeOperation | NativePart] = [pack_step(name, self._memory_plan) for name in chain.inputs]
+        self._steps: list[NativeOperation | NativePart] = [
+            pack_step(name, self._memory_plan) for name in chain.inputs if name in self._layouts
+        ]
         self._layers: dict[str, TiledConvolution] = {}
         self._left = {name: sum(name in o.reads for o in self._operations) for name in self._layouts}
         for run in runs(self._operations, self._layouts):
@@ -45,11 +48,6 @@ class ImageProgram(StageProgram):
         if chain.head is not None:
             self._add_head(chain.head)
         super().__init__(self._steps, self._places.most)
-
-    def _is_matrix(self, name: str) -> bool:
-        return any(
-            o.out == name and (isinstance(o, GlobalMean) or o is self._chain.head) for o in self._chain.operations
-        )
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int, threads: int) -> None:
         """Compute images ``first`` to ``first + self.images`` of the batch."""
@@ -66,6 +64,8 @@ class ImageProgram(StageProgram):
         """Add the steps of a run. Until its end all memory is kept, as its operations go on side by side."""
         if isinstance(run[0], GlobalMean):
             self._steps.append(image_step(run[0], self._memory_plan))
+        elif isinstance(run[0], GateLayer):
+            self._add_gate_layer(run[0])
         else:
             cut = self._strips(run)
             threads = 1 if len(cut) >= self._threads else self._threads
@@ -79,6 +79,15 @@ class ImageProgram(StageProgram):
         for name in {name for operation in run for name in (*operation.reads, operation.out)}:
             if self._left.get(name) == 0:
                 self._places.give_back(name)
+
+    def _add_gate_layer(self, layer: GateLayer) -> None:
+        """Add the steps of a layer over the means of images, a row for each of them."""
+        outputs = layer.taps.weight.shape[0]
+        if layer.out not in self._brought:
+            self._places.take(layer.out, outputs * self.images)
+        source, target = self._memory_plan.matrix(layer.x), self._memory_plan.matrix(layer.out)
+        linear = Linear(layer.out, layer.x, layer.taps, layer.bias, layer.activation)
+        self._steps += linear_steps([linear], self.images, source, target, self._places, self._tuner, self._threads)
 
     def _add_head(self, head: Linear) -> None:
         """Add the steps of a linear layer over the means, a row for each image."""
@@ -97,8 +106,8 @@ class ImageProgram(StageProgram):
     def _layer(self, operation: Convolution) -> TiledConvolution:
         if operation.out not in self._layers:
             source, target = self._layouts[operation.x], self._layouts[operation.out]
-            activation = ACTIVATIONS[operation.activation]
-            self._layers[operation.out] = TiledConvolution(operation.taps, operation.bias, source, target, activation)
+            follows = activation_fields(operation.activation)
+            self._layers[operation.out] = TiledConvolution(operation.taps, operation.bias, source, target, **follows)
         return self._layers[operation.out]
 
     def _steps_of(
@@ -109,7 +118,8 @@ class ImageProgram(StageProgram):
             yield self._convolution(operation, layout, run, threads), layout
         else:
             self._places.take(operation.out, layout.floats)
-            yield image_step(operation, self._memory_plan), layout
+            for step in image_steps(operation, self._memory_plan):
+                yield step, layout
         if layout.halo and not isinstance(operation, Regrid):
             yield halo_step(operation.out, self._memory_plan), layout
 
@@ -181,7 +191,7 @@ class ImageStage(Stage):
     @cached_property
     def _fits_lanes(self) -> bool:
         """Whether one image fills the lanes well enough that several together would gain nothing."""
-        images = [name for name in self.chain.names if len(self._captured.shapes[name]) == 4]
+        images = [name for name in self.chain.names if name not in self.chain.matrices]
         one, many = (
             tiled(self.chain.over_images, {name: self._shape(name, number) for name in images}, number)
             for number in (1, LANES)

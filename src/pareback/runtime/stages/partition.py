@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from ..graph.capture import CapturedModel
 from ..graph.encoders import with_encoders
+from ..graph.gates import is_matrix_read, with_gates
 from ..graph.operation import Operation
-from ..graph.ops import Encoder, GlobalMean, Linear, MaxPool
+from ..graph.ops import Encoder, GlobalMean, Linear, WeightedOp
 from ..graph.patches import patches_as_linear
 from ..lower.tiling import NoTilingError
 from ..lower.tuning import Tuner
@@ -26,7 +27,7 @@ def partitioned(
 ) -> list[Stage]:
     """Return the stages of a model."""
     kept = set(outputs)
-    operations = with_encoders(patches_as_linear(operations, captured), captured, kept)
+    operations = with_gates(with_encoders(patches_as_linear(operations, captured), captured, kept))
     return _stages(operations, captured, kept, Tuner(), threads)
 
 
@@ -51,17 +52,13 @@ def _kind(operation: Operation, operations: list[Operation], captured: CapturedM
         return "encoder"
     if isinstance(operation, Linear):
         return "rows"
-    if isinstance(operation, MaxPool) and not _is_positive(operation.x, operations):
-        return "torch"  # the engine's halo holds zeros, which would be larger
-    if any(isinstance(o, GlobalMean) and o.out in operation.reads for o in operations):
+    if is_matrix_read(operation, operations):
         return "torch"  # a mean has no layout of lanes
     if not captured.is_of_images(operation.out, *operation.reads):
         return "torch"  # the batch has become a height, a width or channels, for which a program would be made anew
+    if len(captured.shapes.get(operation.out, ())) not in (0, 4) and not isinstance(operation, GlobalMean):
+        return "torch"  # an activation of rows
     return "images" if operation.over_images else "torch"
-
-
-def _is_positive(name: str, operations: list[Operation]) -> bool:
-    return any(o.out == name and getattr(o, "activation", "") == "relu" for o in operations)
 
 
 def _follows(chain: list[Operation], operation: Operation, operations: list[Operation], outputs: set[str]) -> bool:
@@ -106,6 +103,8 @@ def _stage(
         apart = _stages(encoder.apart, captured, set(encoder.outputs), tuner, threads)
         return EncoderStage(encoder, apart, captured, tuner)
     chain = _chain(members, operations, kept)
+    if kind == "images" and not any(isinstance(operation, WeightedOp) for operation in members):
+        return TorchBetween(chain)  # to bring images into lanes takes longer than what is done there
     if kind == "rows":
         return RowStage(chain, tuner)
     if kind in ("images", "images with head"):
