@@ -28,6 +28,7 @@ LAYERS = [
     {"kernels", "sharding"},
     {"thresholds"},
     {"goals"},
+    {"methods"},
     {"pruning"},
     {"report", "plan", "oneshot", "freeze"},
     {"artifact", "runtime", "integrations"},
@@ -43,7 +44,7 @@ LAYERS = [
     {"cli"},
     {"__init__", "__main__"},
 ]
-CORE = set().union(*LAYERS[:7])
+CORE = set().union(*LAYERS[:8])
 
 
 def files() -> dict[str, Path]:

@@ -7,6 +7,7 @@
 """
 
 from . import _early_interrupt as _early_interrupt  # before everything that takes time
+from . import methods
 from ._version import __version__
 from .artifact import BadFile, load, save
 from .costs.flops import FlopCount, count_flops
@@ -40,6 +41,7 @@ __all__ = [
     "freeze",
     "inspect",
     "load",
+    "methods",
     "plan",
     "prune_",
     "save",
