@@ -77,8 +77,8 @@ PEERS_LONG = Experiment(
 PEERS_VIT = Experiment(
     "peers-vit",
     "ViT-Tiny with patches of 4×4, AdamW, 40 epochs",
-    "Label smoothing 0.1, learning rate 0.001 after five epochs of warm-up, weight decay 0.05. All linear layers and the "
-    "patch embedding are pruned, the classifier and the positions are not.",
+    "Label smoothing 0.1, learning rate 0.001 after five epochs of warm-up, weight decay 0.05. All linear layers and "
+    "the patch embedding are pruned, the classifier and the positions are not.",
     (
         _dense("vit-", "dense ViT-Tiny", _VIT),
         *(_pruned("vit-", m, p, _VIT_PRUNED) for p in (90, 95) for m in _VIT_METHODS),
@@ -89,8 +89,9 @@ PEERS_VIT = Experiment(
 PEERS_ABLATION = Experiment(
     "peers-ablation",
     "What could become the default, on a tenth of the training images that was held out",
-    "The exact budget at 98 % (ViT-Tiny: 95 %) with the target growing over half or three quarters of the training, and "
-    "with HAM's multiplicative step after each of SGD's (α = 20), which the dense network is given as well.",
+    "The exact budget at 98 % (ViT-Tiny: 95 %) with the target growing over half or three quarters of the training, "
+    "and with HAM's multiplicative step after each of SGD's (α = 20), which the dense network is given as well. "
+    "`exact ahead` is here by how much the present default is ahead: ramp 0.5, and plain SGD for the dense network.",
     (
         _row("val-ramp-0.5", "exact, ramp 0.5", _goal("exact", 98), {"goal.ramp": 0.5}, _VAL),
         _row("val-ramp-0.75", "exact, ramp 0.75", _goal("exact", 98), {"goal.ramp": 0.75}, _VAL),

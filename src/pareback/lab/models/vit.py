@@ -53,8 +53,8 @@ class VisionTransformer(nn.Module):
         channels, height, breadth = shape
         if height % patch or breadth % patch:
             raise InvalidValue(
-                f"vit-tiny cuts images into patches of {patch}×{patch} pixels, and {height}×{breadth} is no multiple of "
-                "that. Write model.name=conv, or a timm/NAME."
+                f"vit-tiny cuts images into patches of {patch}×{patch} pixels, and {height}×{breadth} is no multiple. "
+                "Write model.name=conv, or a timm/NAME."
             )
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.position = nn.Parameter(torch.empty(1, (height // patch) * (breadth // patch), width))
