@@ -102,9 +102,13 @@ class RigL(MaskTarget):
 
 
 def _moved(weight: Tensor, grad: Tensor, mask: Tensor, fraction: float) -> Tensor:
-    """Return a mask of as many weights, the smallest of which have gone where the gradient is largest."""
-    places = int(fraction * int(mask.sum()))
-    smallest = torch.where(mask, weight.abs(), torch.inf).flatten().topk(places, largest=False).indices
-    left = mask.flatten().index_fill(0, smallest, False)
-    grown = torch.where(left, -1.0, grad.abs().flatten()).topk(places).indices
-    return left.index_fill(0, grown, True).view(mask.shape)
+    """Return a mask of as many weights, the smallest of which have gone where the gradient is largest.
+
+    Sorted rather than selected, so that their number need not be read back from the device.
+    """
+    places = (fraction * mask.sum().double()).long()
+    smallest = torch.where(mask, weight.abs(), torch.inf).flatten().argsort()
+    first = torch.arange(len(smallest), device=mask.device) < places
+    left = mask.flatten() & ~torch.zeros_like(first).scatter_(0, smallest, first)
+    steepest = torch.where(left, -1.0, grad.abs().flatten()).argsort(descending=True)
+    return (left | torch.zeros_like(first).scatter_(0, steepest, first)).view(mask.shape)

@@ -229,4 +229,4 @@ def _panel(panel: Any, section: Experiment, records: Kept) -> None:
 
 
 def _percent(row: PaperRow) -> int:
-    return int(round(100 * row.changes["goal.sparsity"]))
+    return round(100 * float(row.changes["goal.sparsity"]))
