@@ -12,6 +12,7 @@ from tiny_images import arrays, write_npz
 from pareback.cli import main
 from pareback.lab.models.build import build
 from pareback.lab.recipe.checks import check
+from pareback.reproduce import peers_runs
 from pareback.reproduce import peers_table as table
 from pareback.reproduce.peers import (
     METHODS,
@@ -190,6 +191,25 @@ def test_a_few_rows_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture
     assert held["images"] == {"train": 144, "test": 16}
     assert main(["reproduce", "peers", "--collect", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "peers.md").read_text() == text
+
+
+def test_later_stages_count_their_seconds_from_their_own_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first row of a stage would have lasted since the command began, and no other would be begun in time."""
+    begun, sizes = [], []
+
+    def noted(rows: Any, plan: Any, after_each: Any, began: float | None) -> bool:
+        begun.append(began)
+        sizes.append(len(rows))
+        return True
+
+    monkeypatch.setattr(peers_runs, "train_rows", noted)
+    plan = RowPlan(tmp_path / "out", tmp_path / "runs", "x.npz", RECIPES, device="cpu")
+    peers_runs.reproduce_peers(plan)
+    assert sizes == [22, 0, 0, 9, 21]
+    assert begun[0] is None
+    assert begun[1:] == sorted(began for began in begun[1:] if began > plan.began)
 
 
 def test_a_row_that_is_not_there_is_answered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..messages import did_you_mean, listed
 from ..runs.record import Record
 from . import peers_table as table
 from .paper import PaperRow
-from .peers import SECTIONS, Wanted, stages
+from .peers import PEERS, PEERS_VIT, SECTIONS, Wanted, stages
 from .runner import RowPlan, RowRun, changes_of, recipe_of_row, records_of, shortened, train_rows
 
 _ROWS = {row.name: row for section in SECTIONS for row in section.rows}
@@ -38,13 +39,16 @@ def _train_stages(plan: RowPlan, changes: dict[str, Any]) -> None:
     for number, (name, _) in enumerate(stages({})):
         _, wanted = stages(_records(plan.out))[number]  # anew: it may depend on what was trained just now
         print(f"Stage {number + 1} of {len(stages({}))}, {name}: {len(wanted)} rows.", flush=True)
-        if not train_rows([_run(one, plan, changes) for one in wanted], plan, lambda: _write_tables(plan.out)):
+        rows, began = [_run(one, plan, changes) for one in wanted], time.monotonic() if number else None
+        if not train_rows(rows, plan, lambda: _write_tables(plan.out), began):
             return
 
 
 def collect_peers(out: Path) -> list[Path]:
     """Write the tables and the picture from the records in ``out``/rows, and return their paths."""
-    return [*_write_tables(out), table.plot_peers(_records(out), out / "peers.png")]
+    written, records = _write_tables(out), _records(out)
+    drawn = any(records.get(row.name) for section in (PEERS, PEERS_VIT) for row in section.rows)
+    return [*written, table.plot_peers(records, out / "peers.png")] if drawn else written
 
 
 def _write_tables(out: Path) -> list[Path]:

@@ -74,14 +74,19 @@ def reproduce(experiment: Experiment, plan: RowPlan, trainings: Sequence[RowRun]
     print(f"\n{table.as_text(experiment, records_of(experiment, plan.out))}")
 
 
-def train_rows(trainings: Sequence[RowRun], plan: RowPlan, after_each: Callable[[], object]) -> bool:
-    """Train the rows that are not there yet, as far as the plan's seconds go, and return whether all are there now."""
+def train_rows(
+    trainings: Sequence[RowRun], plan: RowPlan, after_each: Callable[[], object], began: float | None = None
+) -> bool:
+    """Train the rows that are not there yet, as far as the plan's seconds go, and return whether all are there now.
+
+    The first row's seconds count from ``began``, or from the plan's beginning.
+    """
     missing = [training for training in trainings if not _is_recorded(training, plan)]
     for training in trainings:
         if training not in missing:
             print(f"{training.name} is there already, in {_kept(training, plan)}.")
     spent = _known_seconds(missing, plan)
-    began = plan.began
+    began = plan.began if began is None else began
     for number, training in enumerate(missing):
         left = None if plan.seconds is None else plan.seconds - (time.monotonic() - plan.began)
         if left is not None and left < spent:

@@ -53,8 +53,18 @@ def test_cifar_is_opened_with_the_recipe_s_options(kind: str, monkeypatch: pytes
         return open_source(DataRecipe(), CPU)
 
     monkeypatch.setattr(cifar, "cifar", note)
-    open_source(DataRecipe(kind, "somewhere", augment=False, download=True), CPU)  # type: ignore[arg-type]
-    assert asked == [kind, "somewhere", CPU, False, True]
+    recipe = DataRecipe(kind, "somewhere", augment=False, download=True, val_share=0.2)  # type: ignore[arg-type]
+    open_source(recipe, CPU)
+    assert asked == [kind, "somewhere", CPU, False, True, 0.2]
+
+
+def test_images_are_held_out_of_sets_in_memory_alone(tmp_path: Path) -> None:
+    """A folder has a part for it already."""
+    recipe = DataRecipe("npz", str(write_npz(tmp_path / "a.npz")), batch_size=4, val_share=0.25)
+    held = [open_source(one, CPU) for one in (recipe, DataRecipe(val_share=0.1))]
+    assert [(source.size, source.test_size) for source in held] == [(15, 5), (1212, 135)]
+    with pytest.raises(ValueError, match="val_share is not for data.kind=folder: move images from train/ to val/"):
+        open_source(DataRecipe("folder", str(tmp_path), val_share=0.1), CPU)
 
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
