@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -13,16 +13,16 @@ from ..report import table
 from ..runs.record import Record
 from .paper import Experiment, PaperRow
 from .peers import LABELS, METHODS, PEERS, PEERS_VIT, SECTIONS, Kept, method_of
-from .plots import COLOURS, DENSE, MARKERS, figure, legend_below
+from .plots import COLOURS, DENSE, MARKERS, THINNED, figure, legend_below
 from .table import caution, grid, made, shown
 
 _HEADER = ["row", "seeds", "top-1 %", "to dense", "exact ahead", "zeros %", "FLOPs %", "step ×", "memory MiB"]
 _LEGEND = (
     "top-1: mean over seeds ± its standard error, on the test images, after the last epoch and `finish()`. to dense: "
-    "points above the dense row. exact ahead: points by which the exact budget is better at the same sparsity, over "
-    "the seeds that both have, ± the standard error of these paired differences; level where it is within one. zeros: "
-    "of the pruned tensors' weights. FLOPs: of the dense network's that remain. step: time of an optimizer step over "
-    "the dense row's. memory: the most GPU memory in use beyond the dense row's."
+    "points above the dense row, over the same seeds. exact ahead: points by which the exact budget is better at the "
+    "same sparsity, over the seeds that both have, ± the standard error of these paired differences; level where it is "
+    "within one. zeros: of the pruned tensors' weights. FLOPs: of the dense network's that remain. step: time of an "
+    "optimizer step over the dense row's. memory: the most GPU memory in use beyond the dense row's."
 )
 
 
@@ -61,7 +61,7 @@ def measured(section: Experiment, row: PaperRow, records: Kept) -> Measured | No
         seeds=list(found),
         accuracy=mean(values),
         error=_error(values),
-        to_dense=mean(values) - mean(_by_seed(dense).values()) if dense and twin is not row else None,
+        to_dense=None if not dense or twin is row else mean(values) - _mean_of(dense, found),
         ahead=mean(paired) if paired else None,
         ahead_error=_error(paired),
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if pruned else None,
@@ -73,6 +73,12 @@ def measured(section: Experiment, row: PaperRow, records: Kept) -> Measured | No
 
 def _by_seed(runs: Sequence[Record]) -> dict[int, float]:
     return {run.seed: float(run.result["accuracy"]) for run in runs}
+
+
+def _mean_of(dense: Sequence[Record], seeds: Iterable[int]) -> float:
+    """Return the dense row's mean over the same seeds, as far as it has them, else over its own."""
+    there = _by_seed(dense)
+    return mean([there[seed] for seed in seeds if seed in there] or list(there.values()))
 
 
 def _error(values: Sequence[float]) -> float | None:
@@ -223,9 +229,13 @@ def _panel(panel: Any, section: Experiment, records: Kept) -> None:
         found.sort(key=lambda pair: _percent(pair[0]))
         at = [asked.index(_percent(row)) for row, _ in found]
         values, errors = [one.accuracy for _, one in found], [one.error or 0.0 for _, one in found]
-        look = {"color": COLOURS[turn % len(COLOURS)], "marker": MARKERS[turn % len(MARKERS)]}
+        look = {"color": (*COLOURS, THINNED)[turn], "marker": (*MARKERS, "X")[turn]}
         panel.errorbar(at, values, errors, label=LABELS[method], capsize=3, linewidth=2.2 if turn == 0 else 1.2, **look)
     panel.set_xticks(range(len(asked)), [str(percent) for percent in asked])
+    panel.set_xlim(-0.3, len(asked) - 0.7)
+    if not any(records.get(row.name) for row in section.rows):
+        panel.text(0.5, 0.5, "not run yet", ha="center", transform=panel.transAxes)
+        panel.set_yticks([])
 
 
 def _percent(row: PaperRow) -> int:
