@@ -29,6 +29,7 @@ LAYERS = [
     {"kernels", "sharding"},
     {"thresholds"},
     {"goals"},
+    {"methods"},
     {"pruning"},
     {"report", "plan", "oneshot", "freeze", "recalibrate"},
     {"artifact", "runtime", "integrations"},
@@ -44,7 +45,7 @@ LAYERS = [
     {"cli"},
     {"__init__", "__main__"},
 ]
-CORE = set().union(*LAYERS[:7])
+CORE = set().union(*LAYERS[:8])
 
 
 @functools.cache

@@ -9,6 +9,7 @@
 import sys as _sys
 
 from . import _early_interrupt as _early_interrupt  # before everything that takes time
+from . import methods
 from ._version import __version__
 
 if not _early_interrupt.is_for_help(_sys.orig_argv):
@@ -45,6 +46,7 @@ __all__ = [
     "freeze",
     "inspect",
     "load",
+    "methods",
     "plan",
     "prune_",
     "recalibrate",

@@ -37,6 +37,16 @@ def run(*argv: str, code: int = 0) -> None:
     assert cli.main(["curve", str(RECIPE), *SHORT, "--serial", "--quiet", *argv]) == code
 
 
+def test_peers_stand_on_the_same_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ours and three others at the same share of weights, each exact."""
+    run("--budgets", "0.1", "--goals", "exact,feather,rigl,gmp", "--measure", "weights")
+    assert "5 runs: 5 to begin." in capsys.readouterr().out
+    found = {one.result["name"]: one.result for one in store.scan(tmp_path / "runs") if one.result is not None}
+    for name in ("exact", "feather", "rigl", "gmp"):
+        result = found[f"digits-{name}-0.1"]
+        assert result["pruned_nonzeros"] == result["pruned_weights"] // 10
+
+
 def test_a_curve_is_planned_run_and_collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every run is in its folder with its record; the table has a line per method and budget, means over seeds."""
     grid = ["--budgets", "0.3,0.1", "--goals", "exact,unconstrained", "--lambdas", "10", "--dense-equivalents"]

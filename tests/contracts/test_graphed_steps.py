@@ -125,6 +125,31 @@ def test_a_user_may_capture_the_step_later() -> None:
     assert pruner.finish().pruned_nonzeros == 665
 
 
+def test_any_number_of_trainings_in_a_process_can_be_captured() -> None:
+    """The tables of a table's rows: the ninth network of the same sizes found none left."""
+    kept = []
+    for number in range(10):
+        model = network().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), total_steps=10)
+        x, y = to_gpu(batches(1, seed=number)[0])
+        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(aside):
+            for _ in range(4):
+                backward(model, (x, y))
+                optimizer.step()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for parameter in model.parameters():
+                parameter.grad = None
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        for _ in range(6):
+            graph.replay()
+        assert pruner.finish().pruned_nonzeros == 665
+        kept.append((graph, model))
+
+
 def test_a_copy_makes_graphs_of_its_own() -> None:
     """After graphs are there, a deep copy trains on by itself to the same bits."""
     _, pruner = run(GOALS["exact"])

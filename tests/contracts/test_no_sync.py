@@ -25,6 +25,15 @@ GOALS = {
     "unconstrained": (pb.Unconstrained(), {}),
     "gaussian": (pb.Fixed(sparsity=0.8, bound="gaussian"), {}),
     "no-straight-through": (pb.Budget(sparsity=0.8), {"total_steps": 40, "straight_through": False}),
+    "feather": (pb.methods.Feather(sparsity=0.8), {"total_steps": 40}),
+    "st3": (pb.methods.ST3(sparsity=0.8), {"total_steps": 40}),
+}
+#: Masks that change within the steps that are watched; no graph could hold these.
+MASKS = {
+    "acdc": (pb.methods.ACDC(sparsity=0.8), {"total_steps": 40}),
+    "gmp": (pb.methods.GMP(sparsity=0.8, begin=0.0, every=1), {"total_steps": 40}),
+    "oneshot": (pb.methods.OneShot(sparsity=0.8, when=0.1), {"total_steps": 40}),
+    "rigl": (pb.methods.RigL(sparsity=0.8, every=1), {"total_steps": 40}),
 }
 #: On the CPU the search may look at its counts, as that costs nothing there; on a GPU it may not.
 CUDA_GOALS = {**GOALS, "search": (pb.Fixed(sparsity=0.8), {})}
@@ -68,11 +77,11 @@ def refuse(*_, **__):
 
 
 @EITHER_MOUNT
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("goal", [*GOALS, *MASKS])
 def test_a_step_reads_nothing_back(goal, mount, monkeypatch):
     """Every operator of a step is one that a GPU can be asked for without waiting (float64: torch's own operators)."""
     monkeypatch.setattr(Controller, "may_look", lambda self: False)  # as it is on a GPU
-    wanted, options = GOALS[goal]
+    wanted, options = {**GOALS, **MASKS}[goal]
     model = network(dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     pruner = mount(model, optimizer, wanted, **options)

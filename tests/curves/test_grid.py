@@ -11,7 +11,8 @@ from pareback.curves.grid import GOALS, Allowance, Grid, Point, check_reachable,
 from pareback.goals import Budget as LibraryBudget
 from pareback.goals import Fixed, Unconstrained
 from pareback.lab.recipe.checks import check
-from pareback.lab.recipe.goals import goal_of
+from pareback.lab.recipe.goals import METHODS, goal_of
+from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import GoalRecipe, ModelRecipe, Recipe
 
 
@@ -60,13 +61,26 @@ def test_each_goal_is_the_librarys() -> None:
         "fixed-bs-0.05": Fixed(sparsity=0.95),
         "budget-0.05": LibraryBudget(sparsity=0.95, enforce="squared", weight=10.0),
         "unconstrained-3": Unconstrained(weight=3.0),
+        **{f"{kind}-0.05": method(sparsity=0.95) for kind, method in METHODS.items()},
     }
+
+
+def test_peers_have_the_settings_of_their_papers() -> None:
+    """Whatever the recipe says of shrink, ramp and gradients; and they prune weights, not FLOPs."""
+    base = override(Recipe(), {"goal.kind": "budget", "goal.sparsity": 0.5, "goal.straight_through": 0.3})
+    base = override(base, {"goal.shrink": "hard", "goal.ramp": 0.1, "goal.threshold_lr": 0.02})
+    for kind in METHODS:
+        goal = by_name(base, grid(0.05, goals=(kind,), measure="params"))[f"digits-{kind}-0.05"].recipe.goal
+        assert (goal.kind, goal.sparsity) == (kind, 0.957759)
+        assert (goal.shrink, goal.ramp, goal.straight_through) == (None, None, True)
+    with pytest.raises(ValueError, match="rigl prunes to a share of weights, not of FLOPs. Write --measure weights"):
+        grid(0.05, goals=("exact", "rigl"), measure="flops")
 
 
 @pytest.mark.parametrize("measure", ["params", "flops"])
 def test_budgets_of_the_whole_network(measure: Any) -> None:
     """exact and budget are given the limit itself; fixed the sparsity that meets it; unconstrained counts the same."""
-    found = by_name(Recipe(), grid(0.05, goals=GOALS, lambdas=(3.0,), measure=measure))
+    found = by_name(Recipe(), grid(0.05, goals=GOALS[:5], lambdas=(3.0,), measure=measure))
     for name in ("exact", "budget"):
         goal = found[f"digits-{name}-0.05"].recipe.goal
         assert (getattr(goal, measure), goal.sparsity) == (0.05, None)

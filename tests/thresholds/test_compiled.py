@@ -81,6 +81,7 @@ def test_any_number_of_pruners_is_compiled_for() -> None:
         pb.Fixed(0.9),
         pb.Fixed(0.9, "gaussian"),
         pb.Unconstrained(weight=1.0),
+        pb.methods.Feather(sparsity=0.9),
     ],
     ids=repr,
 )

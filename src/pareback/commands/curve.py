@@ -26,7 +26,7 @@ def _options(parser: Parser) -> None:
     add("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="what all runs share; digits without one")
     add("--budgets", default="", metavar="A,B", help="shares of the dense network that remain, or amounts: 0.3,0.5M")
     add("--measure", choices=("params", "flops", "weights"), default="params", metavar="WHAT", help=_MEASURE)
-    add("--goals", default="exact", metavar="A,B", help="exact (default), fixed-ga, fixed-bs, budget, unconstrained")
+    add("--goals", default="exact", metavar="A,B", help=_GOALS)
     add("--lambdas", metavar="A,B", help="the λ that unconstrained is swept by (0.01,0.1,1,10)")
     add("--dense-equivalents", action="store_true", help="also train thinner dense networks of each budget")
     add("--seeds", default="1", metavar="N", help="how many, from 0, or which: 3 is 0,1,2 (%(default)s)")
@@ -41,6 +41,9 @@ def _options(parser: Parser) -> None:
     add_recipe_options(parser)
 
 
+_GOALS = (
+    "exact (default), fixed-ga, fixed-bs, budget, unconstrained, and the peers acdc, feather, gmp, oneshot, rigl, st3"
+)
 _MEASURE = (
     "what budgets are shares of: params of the whole network, its flops, or the weights of pruned tensors (%(default)s)"
 )

@@ -9,14 +9,15 @@ from typing import Any
 
 from ..costs.amounts import amount, exact
 from ..errors import InvalidValue
-from ..lab.recipe.goals import goal_of
+from ..lab.recipe.goals import METHODS, goal_of
 from ..lab.recipe.schema import GoalRecipe, ModelRecipe, Recipe
 from ..messages import did_you_mean, listed
 from ..plan import plan
 from .sizes import Measure, Sizes
 
-#: The ways to prune to a budget; unconstrained has no budget and is swept by its λ instead.
-GOALS = ("exact", "fixed-ga", "fixed-bs", "budget", "unconstrained")
+#: The ways to prune to a budget; unconstrained has no budget and is swept by its λ instead. The last are methods that
+#: prune to a share of the weights, which other budgets are translated to.
+GOALS = ("exact", "fixed-ga", "fixed-bs", "budget", "unconstrained", *METHODS)
 #: The paper's range of λ.
 LAMBDAS = (0.01, 0.1, 1.0, 10.0)
 
@@ -62,6 +63,9 @@ class Grid:
             read = amount("params", budget.value)
             if read.relative and read.value == 1:
                 raise InvalidValue("A budget of 1.0 is the dense network, which is trained anyway. Leave it out.")
+        methods = [goal for goal in self.goals if goal in METHODS]
+        if methods and self.measure == "flops":
+            raise InvalidValue(f"{methods[0]} prunes to a share of weights, not of FLOPs. Write --measure weights.")
         wants = set(self.goals) - {"unconstrained"}
         if not self.budgets and (wants or self.dense_equivalents):
             what = min(wants, key=self.goals.index) if wants else "--dense-equivalents"
@@ -97,7 +101,8 @@ def points(base: Recipe, grid: Grid) -> Points:
 
     Of the base's goal, every run keeps which tensors are pruned, λ, the average, the thresholds' rate and
     ``straight_through``; ``shrink`` and ``ramp`` are the exact budget's alone, since the paper has neither. fixed-GA
-    grows over the first tenth of the training: its bound fits weights that training has made normal.
+    grows over the first tenth of the training: its bound fits weights that training has made normal. Other methods have
+    the settings of their papers.
 
     >>> grid = Grid((Allowance(0.05),), ("exact", "unconstrained"), lambdas=(10.0,), seeds=(0, 1), measure="weights")
     >>> [point.recipe.name for point in points(Recipe(), grid)][:3]
@@ -159,6 +164,8 @@ def _budgeted(base: GoalRecipe, goal: str, budget: Allowance, sizes: Sizes) -> G
     if goal in ("fixed-ga", "fixed-bs"):
         bound = {"bound": "gaussian", "ramp": _GAUSSIAN_RAMP} if goal == "fixed-ga" else {"bound": "search"}
         return _goal(base, kind="fixed", sparsity=_sparsity(budget, sizes), **bound)
+    if goal in METHODS:
+        return _goal(base, kind=goal, sparsity=_sparsity(budget, sizes), straight_through=True)
     in_weights = sizes.measure == "weights"
     limit: dict[str, Any] = {"sparsity": _sparsity(budget, sizes)} if in_weights else {sizes.measure: budget.value}
     if goal == "exact":

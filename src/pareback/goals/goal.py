@@ -106,6 +106,11 @@ class Goal(ABC):
         """The share of the training over which the target grows where nobody says it."""
         return 0.0
 
+    @property
+    def usual_straight_through(self) -> float:
+        """The share of their gradient that pruned weights keep where nobody says it."""
+        return 1.0
+
     def needs_flops(self) -> bool:
         """Whether the goal speaks of FLOPs."""
         return False
@@ -224,7 +229,9 @@ class ThresholdGoal(Goal):
 
 
 class MaskGoal(Goal):
-    """A goal that keeps a mask per tensor. It is asked before every step and may look at dense gradients.
+    """A goal that keeps a mask per tensor. It is asked before a step and may look at dense gradients.
+
+    It is asked before every step, unless :meth:`is_due` names fewer: a CUDA graph can replay all others.
 
     >>> class Halve(MaskGoal):
     ...     def masks(self, view):
@@ -232,9 +239,20 @@ class MaskGoal(Goal):
     ...         return [w.abs() > m for w, m in zip(view.weights, medians)] if view.step == 0 else None
     """
 
+    #: Whether tensors are ranked against each other, so that one optimizer has to move them all.
+    ranks_together = False
+
     @abstractmethod
     def masks(self, view: MaskView) -> Sequence[Tensor] | None:
         """Return a mask per tensor, True where a weight may be non-zero, or None where the present ones stay."""
 
+    def first_masks(self, weights: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Return the masks to begin with, before the first forward pass, or None to keep every weight."""
+        return None
+
+    def is_due(self, step: int, total_steps: int | None) -> bool:
+        """Whether :meth:`masks` is to be asked before that step, the first being 0."""
+        return True
+
     def rule(self, resolved: Resolved, like: Tensor, total_steps: int | None) -> Rule:
-        return MaskRule(self.masks, resolved.names, total_steps)
+        return MaskRule(self, resolved.names, total_steps)

@@ -58,13 +58,21 @@ def spans_of(sizes: tuple[int, ...], device: torch.device) -> Spans:
         first = torch.cat([torch.zeros(1, dtype=torch.int64), numbers.cumsum(0)])
         owner = torch.repeat_interleave(torch.arange(len(sizes)), numbers)
         made = Spans(span, torch.tensor(sizes).to(device), first.to(device), owner.to(device), int(first[-1]))
-        if device.type == "cuda":
-            made.spare = [
-                (torch.empty(3, len(sizes), dtype=torch.int64).pin_memory(), _counters(len(sizes), device))
-                for _ in range(_SPARE)
-            ]
+        made.spare = _spares(len(sizes), device, _SPARE)
         _spans[key] = made
-    return _spans[key]
+    found = _spans[key]
+    missing = _SPARE - len(found.spare)
+    if missing and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        # Every training that is captured in this process takes some, and the next network may be cut up alike.
+        found.spare += _spares(len(sizes), device, missing)
+    return found
+
+
+def _spares(number: int, device: torch.device, count: int) -> list[tuple[Tensor, Tensor]]:
+    if device.type != "cuda":
+        return []
+    host = (torch.empty(3, number, dtype=torch.int64).pin_memory() for _ in range(count))
+    return [(table, _counters(number, device)) for table in host]
 
 
 def table_of(

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+from ..lab.recipe.goals import NAMES
 from ..lab.recipe.reading import entries
 from ..runs.folder import INCIDENTAL
 
@@ -24,7 +25,12 @@ _NOT_THE_EXPERIMENT = {
 }
 _LIMITS = ("goal.sparsity", "goal.params", "goal.flops", "goal.bytes")
 #: What moves a run along its line: the budget, the penalty's weight where there is no budget, the thinned network.
-_SWEPT = {"dense": ("model.thin",), "unconstrained": ("goal.weight",), "budget": _LIMITS, "fixed": ("goal.sparsity",)}
+_SWEPT = {
+    "dense": ("model.thin",),
+    "unconstrained": ("goal.weight",),
+    "budget": _LIMITS,
+    **dict.fromkeys(("fixed", *NAMES), ("goal.sparsity",)),
+}
 _EVERY_GOAL = {
     "goal.kind",
     "goal.shrink",
@@ -79,6 +85,8 @@ def method(recipe: Mapping[str, Any]) -> str:
     'fixed-GA'
     >>> method(flat({"goal": {"kind": "budget", "enforce": "squared", "average": "mean", "flops": 0.2}}))
     'budget-avg of FLOPs'
+    >>> method(flat({"goal": {"kind": "rigl", "sparsity": 0.9}}))
+    'RigL (ERK)'
     >>> method(flat({"goal": {"kind": "budget"}, "teacher": {"run": "runs/dense"}}))
     'exact budget, taught by dense'
     """
@@ -95,6 +103,8 @@ def _goal(recipe: Mapping[str, Any]) -> str:
     if kind == "unconstrained":
         cost = {"params": "", "flops": ", FLOPs", "mean": ", mean"}.get(recipe["goal.cost"], "")
         return f"unconstrained{cost}"
+    if kind in NAMES:
+        return NAMES[kind]
     of = " and ".join(word for limit, word in (("flops", "FLOPs"), ("bytes", "bytes")) if recipe[f"goal.{limit}"])
     penalty = "budget-avg" if recipe["goal.average"] == "mean" else "budget-wavg"
     names = {"exact": "exact budget", "hinge": f"{penalty} (hinge)"}
@@ -123,6 +133,8 @@ def _special(recipe: Mapping[str, Any]) -> set[str]:
         return {"goal.bound"}
     if recipe["goal.kind"] == "unconstrained":
         return {"goal.cost"}
+    if recipe["goal.kind"] in NAMES:
+        return set()
     penalised = recipe["goal.enforce"] != "exact"
     return {"goal.enforce", "goal.average", "goal.weight"} if penalised else {"goal.enforce"}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from ..errors import InvalidType, InvalidValue
+from ..goals.goal import Goal, MaskGoal
 from ..messages import listed, one_of
 from ..shrink import EXPONENTS
 
@@ -28,6 +29,23 @@ def check_shrink(shrink: str) -> float:
     """Return the exponent of a named shrink operator."""
     one_of("shrink", shrink, EXPONENTS)
     return EXPONENTS[shrink]
+
+
+def check_mask_options(goal: Goal, options: Mapping[str, object], optimizers: int) -> None:
+    """Refuse what a goal that keeps masks does not read, and optimizers that it would have to rank across."""
+    if not isinstance(goal, MaskGoal):
+        return
+    name = type(goal).__name__
+    for option, value in options.items():
+        if value is not None:
+            raise InvalidValue(
+                f"{option}={value!r} has no effect with {name}, which keeps masks instead of thresholds. Drop it."
+            )
+    if goal.ranks_together and optimizers > 1:
+        raise InvalidValue(
+            f"{name} ranks the weights of all tensors together, and {optimizers} optimizers move them. Give one "
+            "optimizer with several parameter groups."
+        )
 
 
 def checked_share(straight_through: float) -> float:

@@ -27,6 +27,7 @@ from .groups import Groups
 from .hooks import check_optimizers, check_ownership
 from .options import (
     check_dense_gradients,
+    check_mask_options,
     check_shrink,
     check_threshold_lr,
     check_unowned,
@@ -59,7 +60,8 @@ class Pruner:
         shrink: ``"hard"`` keeps surviving weights as they are, ``"power"`` lets them start at zero on the threshold,
             ``"soft"`` subtracts it. An exact budget takes ``"power"`` by default, other goals ``"hard"``.
         ramp: share of ``total_steps`` over which the target grows; 0.5 for an exact budget, else 0.
-        straight_through: whether pruned weights go on receiving their gradient, or which share of it.
+        straight_through: whether pruned weights go on receiving their gradient, or which share of it; all of it unless
+            the goal says otherwise.
         include, exclude: fnmatch patterns on parameter names; ``include`` overrides ``min_size``.
         min_size: the fewest elements of a tensor that is pruned by default.
         example_inputs: a batch like those the model is called with; needed for FLOPs.
@@ -91,7 +93,7 @@ class Pruner:
         *,
         shrink: str | None = None,
         ramp: float | None = None,
-        straight_through: float = True,
+        straight_through: float | None = None,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
         min_size: int = MIN_SIZE,
@@ -104,7 +106,9 @@ class Pruner:
         resolved = checked_goal(goal).resolve(model, include, exclude, min_size, example_inputs)
         self._resolved = resolved
         self._exponent = check_shrink(shrink or goal.usual_shrink)
-        self._straight_through = checked_share(straight_through)
+        self._straight_through = checked_share(
+            goal.usual_straight_through if straight_through is None else straight_through
+        )
         self.total_steps = checked_total(total_steps)
         growing = ramp_steps(goal.usual_ramp if ramp is None else ramp, self.total_steps)
         check_threshold_lr(threshold_lr)
@@ -116,6 +120,8 @@ class Pruner:
         like = torch.zeros(len(self.names), dtype=resolved.dtype, device=local(self.parameters[0]).device)
         rule = goal.rule(resolved, like, self.total_steps)
         groups = Groups(resolved.selected, optimizers, threshold_lr, like, rule.plain_gradients)
+        read = {"shrink": shrink, "ramp": ramp, "straight_through": straight_through, "threshold_lr": threshold_lr}
+        check_mask_options(goal, read, sum(map(bool, groups.parts)))
         # Everything that can be refused has been; from here on the model changes.
         with torch.no_grad():
             tensors = [local(p.detach()) for p in self.parameters]
@@ -172,6 +178,21 @@ class Pruner:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
         if not self._looking:  # asked within latents(): the weights are to stay as they are until its end
             self._step.settle()
+
+    def may_replay(self, step: int) -> bool:
+        """Whether a CUDA graph may replay that step of the training, the first being 0.
+
+        True for every step, unless the goal keeps masks: those change on the host, between two replays.
+
+        >>> import pareback as pb
+        >>> model = torch.nn.Linear(100, 20)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> pruner = Pruner(model, optimizer, pb.methods.RigL(sparsity=0.9), total_steps=1000)
+        >>> [step for step in range(1000) if not pruner.may_replay(step)]
+        [100, 200, 300, 400, 500, 600, 700]
+        """
+        rule = self._step.controller.rule
+        return not (isinstance(rule, MaskRule) and rule.is_due(step))
 
     # -- what a user asks --------------------------------------------------------------------------------------------
 
@@ -313,7 +334,9 @@ class Pruner:
         self._refuse_within_latents("finish()")
         self._settle()
         self._attachment.check_present()
-        done = int(self._step.controller.state.step)
+        done, rule = int(self._step.controller.state.step), self._step.controller.rule
+        if isinstance(rule, MaskRule):
+            rule.catch_up(self._step.controller.state.step)
         early = self.total_steps is not None and done < self.total_steps
         if early:
             warnings.warn(

@@ -38,7 +38,7 @@ def state_of(step: Step, goal: Goal, latents: Mapping[str, Tensor]) -> dict[str,
     }
     if isinstance(rule, MaskRule):
         pairs = zip(step.names, step.parameters, rule.masks, strict=True)
-        state["rule"] = rule.state()
+        state["rule"] = rule.state(step.controller.state.step)
         state["masks"] = {name: like(mask, parameter) for name, parameter, mask in pairs}
     return state
 

@@ -113,7 +113,8 @@ class Step:
         rule = self.controller.rule
         if isinstance(rule, MaskRule):
             skipped = self._skipped is not None and bool(self._skipped)
-            rule.before_step(members, sweep.latents, grads, part == self.leader and not skipped)
+            counts = part == self.leader and not skipped
+            rule.before_step(members, sweep.latents, grads, counts, self.controller.state.step)
         self.mount.show_latents(part)
         self.held[part] = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,25 @@ def reproduce(experiment: Experiment, plan: RowPlan, trainings: Sequence[RowRun]
     Rows are the recipes of their names, unless ``trainings`` gives them.
     """
     trainings = _trainings(experiment, plan) if trainings is None else trainings
+    train_rows(trainings, plan, lambda: _write_tables(experiment, plan.out))
+    for path in collect(experiment, plan.out):
+        print(f"wrote {path}")
+    print(f"\n{table.as_text(experiment, records_of(experiment, plan.out))}")
+
+
+def train_rows(
+    trainings: Sequence[RowRun], plan: RowPlan, after_each: Callable[[], object], began: float | None = None
+) -> bool:
+    """Train the rows that are not there yet, as far as the plan's seconds go, and return whether all are there now.
+
+    The first row's seconds count from ``began``, or from the plan's beginning.
+    """
     missing = [training for training in trainings if not _is_recorded(training, plan)]
     for training in trainings:
         if training not in missing:
             print(f"{training.name} is there already, in {_kept(training, plan)}.")
     spent = _known_seconds(missing, plan)
-    began = plan.began
+    began = plan.began if began is None else began
     for number, training in enumerate(missing):
         left = None if plan.seconds is None else plan.seconds - (time.monotonic() - plan.began)
         if left is not None and left < spent:
@@ -81,21 +94,19 @@ def reproduce(experiment: Experiment, plan: RowPlan, trainings: Sequence[RowRun]
                 f"{max(left, 0.0):.0f} s are left of --seconds {plan.seconds:g} and a row takes about {spent:.0f} s: "
                 f"{len(missing) - number} of {len(trainings)} rows are left to the next call of this command."
             )
-            break
+            return False
         print(f"{training.name}: {training.row.label}, row {number + 1} of {len(missing)}", flush=True)
         here = time.monotonic()
         _train(training, plan, began)
         spent = max(spent if number else 0.0, time.monotonic() - here)
-        _write_tables(experiment, plan.out)
+        after_each()
         began = time.monotonic()
-    for path in collect(experiment, plan.out):
-        print(f"wrote {path}")
-    print(f"\n{table.as_text(experiment, _records(experiment, plan.out))}")
+    return True
 
 
 def collect(experiment: Experiment, out: Path) -> list[Path]:
     """Write an experiment's tables and plots from the records in ``out``/rows, and return their paths."""
-    written, records = _write_tables(experiment, out), _records(experiment, out)
+    written, records = _write_tables(experiment, out), records_of(experiment, out)
     if not experiment.plots:
         return written
     drawn = one_of_each([records[row.name] for row in experiment.rows if records.get(row.name)])
@@ -117,7 +128,7 @@ def one_of_each(rows: Sequence[Sequence[Record]]) -> list[Record]:
 
 
 def _write_tables(experiment: Experiment, out: Path) -> list[Path]:
-    records = _records(experiment, out)
+    records = records_of(experiment, out)
     out.mkdir(parents=True, exist_ok=True)
     markdown, numbers = (out / f"{experiment.name}.{suffix}" for suffix in ("md", "json"))
     files.write_text(markdown, table.as_markdown(experiment, records))
@@ -184,8 +195,9 @@ def shortened(recipe: Recipe, epochs: int | None) -> dict[str, Any]:
     """Return the changes for fewer epochs: restarts come as often in a training as before."""
     if epochs is None:
         return {}
-    every = max(1, round(recipe.schedule.every * epochs / recipe.train.epochs))
-    return {"train.epochs": epochs, "schedule.every": every}
+    share = epochs / recipe.train.epochs
+    changes = {"train.epochs": epochs, "schedule.every": max(1, round(recipe.schedule.every * share))}
+    return {**changes, "schedule.warmup": recipe.schedule.warmup * share} if recipe.schedule.warmup else changes
 
 
 def _recipes(given: Path | None) -> Path:
@@ -247,7 +259,8 @@ def _known_seconds(missing: Sequence[RowRun], plan: RowPlan) -> float:
     return max(found)
 
 
-def _records(experiment: Experiment, out: Path) -> dict[str, list[Record]]:
+def records_of(experiment: Experiment, out: Path) -> dict[str, list[Record]]:
+    """Return the records that are kept of an experiment's rows, by row, in the order of seeds."""
     found = {}
     for row in experiment.rows:
         paths = [p for p in (out / "rows").glob(f"{row.name}-*.json") if p.stem.removeprefix(f"{row.name}-").isdigit()]

@@ -28,21 +28,21 @@ _LEGEND = (
 def as_text(experiment: Experiment, records: Records) -> str:
     """Return the title and the table as lines for a terminal."""
     header, cells = _columns(experiment, records)
-    caution = _caution(experiment, records)
-    return "\n".join([experiment.title, *([caution] if caution else []), "", table(header, cells, left=1)])
+    warned = caution(experiment, records)
+    return "\n".join([experiment.title, *([warned] if warned else []), "", table(header, cells, left=1)])
 
 
 def as_markdown(experiment: Experiment, records: Records) -> str:
     """Return the table, what its columns mean, and how each row was made."""
-    caution = _caution(experiment, records)
-    parts = [f"# {experiment.title}", *([f"**{caution}**"] if caution else []), experiment.about]
-    parts += [_grid(*_columns(experiment, records)), _LEGEND]
+    warned = caution(experiment, records)
+    parts = [f"# {experiment.title}", *([f"**{warned}**"] if warned else []), experiment.about]
+    parts += [grid(*_columns(experiment, records)), _LEGEND]
     averages = _averages(experiment, records)
     if averages:
-        parts += ["## Over seeds", _grid(["row", "seeds", "mean top-1 %", "least", "most", "to dense"], averages)]
+        parts += ["## Over seeds", grid(["row", "seeds", "mean top-1 %", "least", "most", "to dense"], averages)]
     there = [record for _, record in _lines(experiment, records) if record is not None]
     if there:
-        parts += ["## How they were made", *_made(there)]
+        parts += ["## How they were made", *made(there)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -77,13 +77,13 @@ def _columns(experiment: Experiment, records: Records) -> tuple[list[str], list[
 def _cells(experiment: Experiment, records: Records) -> list[list[str]]:
     dense, body = _dense(records), []
     for row, record in _lines(experiment, records):
-        paper = [_shown(row.paper.accuracy, 2), _shown(row.paper.sparsity, 2), _shown(row.paper.millions, 3)]
+        paper = [shown(row.paper.accuracy, 2), shown(row.paper.sparsity, 2), shown(row.paper.millions, 3)]
         if record is None:
             body.append([row.label, "–", _NOT_RUN, paper[0], "–", "–", paper[1], "–", paper[2], "–"])
             continue
         found = _measured(record, dense)
         sparsity = "–" if found["sparsity"] is None else f"{found['sparsity']:.3f}"
-        accuracy = [f"{found['accuracy']:.2f}", paper[0], _shown(found["to_dense"], 2, sign=True)]
+        accuracy = [f"{found['accuracy']:.2f}", paper[0], shown(found["to_dense"], 2, sign=True)]
         size = [sparsity, paper[1], f"{found['nonzeros'] / 1e6:.3f}", paper[2]]
         body.append([row.label, str(record.seed), *accuracy, *size, f"{found['seconds']['total'] / 60:.1f}"])
     return body
@@ -125,18 +125,18 @@ def _averages(experiment: Experiment, records: Records) -> list[list[str]]:
         found = [record.result["accuracy"] for record in records.get(row.name, ())]
         if len(found) > 1:
             away = None if dense is None or _is_dense(row.name) else mean(found) - dense
-            numbers = [f"{mean(found):.2f}", f"{min(found):.2f}", f"{max(found):.2f}", _shown(away, 2, sign=True)]
+            numbers = [f"{mean(found):.2f}", f"{min(found):.2f}", f"{max(found):.2f}", shown(away, 2, sign=True)]
             body.append([row.label, str(len(found)), *numbers])
     return body
 
 
-def _made(records: Sequence[Record]) -> list[str]:
+def made(records: Sequence[Record]) -> list[str]:
     """Return a table of dates and seconds, and under it each command and machine once."""
     lines = [f"{_machine(record)}{_note(record)}." for record in records]
     numbers = {line: str(number + 1) for number, line in enumerate(dict.fromkeys(lines))}
     body = [_provenance(record, numbers[line]) for record, line in zip(records, lines, strict=True)]
     header = ["row", "seed", "date", "seconds", "start", "train", "evaluate", "made by"]
-    return [_grid(header, body), "\n".join(f"{number}. {line}" for line, number in numbers.items())]
+    return [grid(header, body), "\n".join(f"{number}. {line}" for line, number in numbers.items())]
 
 
 def _provenance(record: Record, made_by: str) -> list[str]:
@@ -154,7 +154,7 @@ def _machine(record: Record) -> str:
     return f"`{about['command']}` on {device} ({about['platform']}), {software}"
 
 
-def _caution(experiment: Experiment, records: Records) -> str:
+def caution(experiment: Experiment, records: Records) -> str:
     """Say under the title where rows are not what it promises; nothing if all are."""
     there = [record for _, record in _lines(experiment, records) if record is not None]
     others = [[*_shortened(record, experiment.epochs), *_other_data(record)] for record in there]
@@ -177,7 +177,9 @@ def _shortened(record: Record, epochs: int) -> list[str]:
 def _other_data(record: Record) -> list[str]:
     """Say what a row was made from if that is not CIFAR-100, as far as it tells: the first records count no images."""
     images = record.result.get("images", {"train": TRAIN_IMAGES, "test": TEST_IMAGES})
-    found, wanted = (images["train"], images["test"], record.result["classes"]), (TRAIN_IMAGES, TEST_IMAGES, CLASSES)
+    held = round(record.result["recipe"]["data"].get("val_share", 0.0) * TRAIN_IMAGES)
+    wanted = (TRAIN_IMAGES - held, held or TEST_IMAGES, CLASSES)
+    found = (images["train"], images["test"], record.result["classes"])
     return [f"{_data(*found)} instead of {_data(*wanted)}"] if found != wanted else []
 
 
@@ -196,17 +198,17 @@ def _note(record: Record) -> str:
     return (f". Note: {', '.join(notes)}" if notes else "") + data
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; numbers stand to the right."""
     left = {"row", "date"}
     rule = ["---" if name in left else "--:" for name in header]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
-def _shown(value: float | None, digits: int, sign: bool = False) -> str:
+def shown(value: float | None, digits: int, sign: bool = False) -> str:
     """Write a number, or a dash for none.
 
-    >>> _shown(0.5, 2, sign=True), _shown(None, 2)
+    >>> shown(0.5, 2, sign=True), shown(None, 2)
     ('+0.50', '–')
     """
     return "–" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"

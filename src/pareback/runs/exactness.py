@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..costs.amounts import amount, exact
+from ..lab.recipe.goals import METHODS
 
 #: The limits that a goal can have.
 LIMITS = ("sparsity", "params", "flops", "bytes")
@@ -24,7 +25,7 @@ class RunLimit:
 
 def limits(goal: Mapping[str, Any], result: Mapping[str, Any]) -> list[RunLimit]:
     """Return each limit of a recipe's goal; none where nothing was asked for, or its count is not known."""
-    if goal.get("kind") not in ("budget", "fixed") or not result["pruned_weights"]:
+    if goal.get("kind") not in ("budget", "fixed", *METHODS) or not result["pruned_weights"]:
         return []
     found = (_limit(name, goal[name], result) for name in LIMITS if goal.get(name) is not None)
     return [limit for limit in found if limit is not None]

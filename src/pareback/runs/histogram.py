@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ..artifact.weights import read_weights
+from ..goals import Goal
+from ..lab.recipe.goals import METHODS
 from ..shrink import EXPONENTS
 
 #: Odd, so that zero lies in the middle of a bin.
@@ -93,5 +96,10 @@ def _reach(kept: Tensor, sigma: float) -> float:
 
 
 def _exponent(goal: dict[str, Any]) -> float:
+    if goal["shrink"]:
+        return EXPONENTS[goal["shrink"]]
+    if goal["kind"] in METHODS:
+        method: Callable[..., Goal] = METHODS[goal["kind"]]
+        return EXPONENTS[method(sparsity=0.0).usual_shrink]
     exact = goal["kind"] == "budget" and goal["enforce"] == "exact"
-    return EXPONENTS[goal["shrink"] or ("power" if exact else "hard")]
+    return EXPONENTS["power" if exact else "hard"]

@@ -99,6 +99,7 @@ class Room:
     r: Tensor
     sparsity: Tensor  #: of each tensor, as stored
     slope: Tensor  #: its measured change per unit of r
+    spread: Tensor  #: σ of each tensor, as just measured
     least: Tensor  #: the fewest non-zeros it may have
     most: Tensor  #: and the most
     can_tighten: Tensor  #: whether a tensor is above its least non-zeros
@@ -242,11 +243,13 @@ class Controller:
         go = torch.ones_like(self.sizes[0]) if skipped is None else (skipped == 0).to(self.sizes).reshape(())
         share_before = self.share()
         state.step.add_(go.to(state.step.dtype))
+        self.observe(moments, go)
         room = self.room()
         view = View(
             r=room.r,  # field by field, as the compiler cannot unpack a dataclass
             sparsity=room.sparsity,
             slope=room.slope,
+            spread=room.spread,
             least=room.least,
             most=room.most,
             can_tighten=room.can_tighten,
@@ -260,7 +263,6 @@ class Controller:
         )
         move = self.within(room, self.rule.move(view))
         state.r.copy_((room.r + move * go).clamp_min(0.0))
-        self.observe(moments, go)
         return self.cut()
 
     def observe(self, moments: Moments, go: Tensor | float = 1.0) -> None:
@@ -291,8 +293,8 @@ class Controller:
     def room(self) -> Room:
         """Return where every tensor stands."""
         least, most = self._ranges()
-        kept, r = self.state.nonzero.double(), self.state.r.double()
-        return Room(r, self.sparsity(), self.slope(), least, most, kept > least, (kept < most) & (r > 0))
+        kept, r, spread = self.state.nonzero.double(), self.state.r.double(), self.state.spread.double()
+        return Room(r, self.sparsity(), self.slope(), spread, least, most, kept > least, (kept < most) & (r > 0))
 
     def within(self, room: Room, move: Tensor) -> Tensor:
         """Limit each tensor's move so that, by its measured slope, it stays between its least and most."""

@@ -44,7 +44,7 @@ class ExactBudget(Rule):
         """Return by how much the stored weights exceed what is allowed by now, as a share of the prunable cost."""
         return self._error(controller.sparsity(), controller.share()).amax().clamp_min(0.0)
 
-    def native(self) -> NativeRule:
+    def native(self) -> NativeRule | None:
         return NativeRule(3, 0, self.shares, self.budgets, tolerance=self.tolerance, passes=self.passes)
 
     def _error(self, sparsity: Tensor, share: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class ExactBudget(Rule):
         learned = project(view.gradient, slopes, error)
         learned = project(view.descend(learned), -slopes, error).clamp(-STRIDE, STRIDE)
         step = self._budget(view.share_before) - self._budget(view.share)
-        return learned + self._restoring(view, GAIN * _damping(view, error.amax()) * error + step)
+        return learned + self._restoring(view, GAIN * damping(view, error.amax()) * error + step)
 
     def _restoring(self, room: Room, excess: Tensor) -> Tensor:
         """Return the common shift that removes ``excess`` density from the tightest limit."""
@@ -98,7 +98,7 @@ class ExactBudget(Rule):
         return cut
 
 
-def _damping(view: View, error: Tensor) -> Tensor:
+def damping(view: View, error: Tensor) -> Tensor:
     """Return how much of the gain to use, and keep it and the error for the next step.
 
     Late in a training weights heap up at the threshold, closer to it than the slope can tell, and correcting by that
@@ -110,10 +110,10 @@ def _damping(view: View, error: Tensor) -> Tensor:
     state, (last, before) = view.state, view.state.missed.double().unbind()
     swings = (error * last < 0) & (last * before < 0) & (error.abs() >= 0.9 * before.abs())
     overshot = 1.0 + error.abs() / last.abs().clamp_min(1e-12)
-    damping = state.damping.double()
-    fresh = torch.where(swings, damping * GAIN / overshot, (damping / RECOVERY).clamp_max(1.0))
+    used = state.damping.double()
+    fresh = torch.where(swings, used * GAIN / overshot, (used / RECOVERY).clamp_max(1.0))
     go = view.advance > 0
-    state.damping.copy_(torch.where(go, fresh, damping))
+    state.damping.copy_(torch.where(go, fresh, used))
     state.missed.copy_(torch.where(go, torch.stack([error, last]), torch.stack([last, before])))
     return fresh
 

@@ -2,16 +2,22 @@
 
 Thresholds stay at zero. A weight outside its mask gets no gradient and is zero after every step, so that counting,
 checkpoints, copies and files are those of every other pruner.
+
+Masks are chosen on the host, at steps that the method names. All other steps only launch work, and a CUDA graph may
+replay them; what it replays is counted on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import InvalidUse
 from .controller import Rule, View
 
 
@@ -27,52 +33,97 @@ class MaskView:
     masks: Sequence[Tensor]  #: the present ones: True where a weight may be non-zero
 
 
-#: Returns a mask per tensor, or None where the present ones stay.
-ChooseMasks = Callable[[MaskView], "Sequence[Tensor] | None"]
+class ChoosesMasks(Protocol):
+    """What a mask rule asks of its method."""
+
+    def first_masks(self, weights: Sequence[Tensor]) -> Sequence[Tensor] | None: ...
+    def is_due(self, step: int, total_steps: int | None) -> bool: ...
+    def masks(self, view: MaskView) -> Sequence[Tensor] | None: ...
 
 
 class MaskRule(Rule):
-    """Holds the masks and keeps weights within them; ``choose`` says when they change."""
+    """Holds the masks and keeps weights within them; the method says when they change, and to what."""
 
     keeps_masks = True
 
-    def __init__(self, choose: ChooseMasks, names: Sequence[str], total_steps: int | None) -> None:
+    def __init__(self, method: ChoosesMasks, names: Sequence[str], total_steps: int | None) -> None:
         self.masks: list[Tensor] = []
-        self._choose, self._names, self._total = choose, names, total_steps
+        self._method, self._names, self._total = method, names, total_steps
         self._step = 0
+        self._captured = False  # whether a graph may take steps that nobody here hears of
 
     def move(self, view: View) -> Tensor:
         return -view.r
 
+    def is_due(self, step: int) -> bool:
+        """Whether masks may change before that step."""
+        return self._method.is_due(step, self._total)
+
     def before_step(
-        self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None], counts: bool
+        self,
+        members: Sequence[int],
+        weights: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        counts: bool,
+        done: Tensor,
     ) -> None:
-        """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round and is not skipped."""
-        names = [self._names[i] for i in members]
+        """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round and is not skipped.
+
+        ``done`` is the device's own count of steps.
+        """
         for i, weight in zip(members, weights, strict=True):
             self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
         masks = [self.masks[i] for i in members]
-        view = MaskView(self._step, self._total, names, weights, grads, masks)
-        chosen = self._choose(view)
+        capturing = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._captured and not capturing:
+            self.catch_up(done)
+        if self.is_due(self._step):
+            if capturing:
+                raise InvalidUse(
+                    f"Masks change before step {self._step}, and a CUDA graph would replay the change for ever. Take "
+                    "those steps outside the graph where pruner.may_replay(step) is False."
+                )
+            names = [self._names[i] for i in members]
+            chosen = self._method.masks(MaskView(self._step, self._total, names, weights, grads, masks))
+            for mask, fresh in zip(masks, masks if chosen is None else chosen, strict=True):
+                mask.copy_(fresh)
+        self._captured |= capturing
         self._step += counts
-        if chosen is not None:
-            for i, mask in zip(members, chosen, strict=True):
-                self.masks[i].copy_(mask)
         for grad, mask in zip(grads, masks, strict=True):
             if grad is not None:
                 grad.masked_fill_(mask.logical_not(), 0.0)
 
+    def catch_up(self, done: Tensor) -> None:
+        """Count the steps that a graph has replayed since the last look; waits for the device if there is a graph."""
+        if not self._captured:
+            return
+        now = int(done)
+        missed = next((step for step in range(self._step, now) if self.is_due(step)), None)
+        if missed is not None:
+            warnings.warn(
+                f"Masks were to change before step {missed}, which a CUDA graph replayed: they did not. Take those "
+                "steps outside the graph where pruner.may_replay(step) is False.",
+                stacklevel=3,
+            )
+        self._step = now
+
     def after_step(self, members: Sequence[int], weights: Sequence[Tensor]) -> None:
+        """Clear what the optimizer moved outside the masks."""
         for i, weight in zip(members, weights, strict=True):
             weight.masked_fill_(self.masks[i].logical_not(), 0.0)
 
     def begin(self, weights: Sequence[Tensor]) -> None:
-        """Start with masks that keep every weight."""
+        """Start with the method's first masks, or with masks that keep every weight."""
+        first = self._method.first_masks(weights)
         self.masks = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
+        if first is not None:
+            for mask, chosen in zip(self.masks, first, strict=True):
+                mask.copy_(chosen)
+            self.after_step(range(len(weights)), weights)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, done: Tensor) -> dict[str, Tensor]:
         """Return what a resumed run needs."""
-        return {"step": torch.tensor(self._step)}
+        return {"step": done.clone()}
 
     def load(self, state: dict[str, Tensor], masks: Sequence[Tensor]) -> None:
         """Go on from a saved state."""

@@ -87,3 +87,36 @@ def test_a_wrong_batch_is_refused_before_the_first_is_drawn() -> None:
         held.batches(0, batch=5, seed=0, world=2)
     with pytest.raises(ValueError, match="A batch of 0 images is not possible"):
         held.test_batches(batch=0)
+
+
+# -- held out --------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_images_take_the_place_of_the_test_images() -> None:
+    """A quarter of the twenty; no image is on both sides, and those of the test are nowhere."""
+    content = arrays()
+    images_and_labels = [torch.from_numpy(content[key]) for key in ("train_x", "train_y", "test_x", "test_y")]
+    classes = content["classes"].tolist()
+    whole = InMemory(*images_and_labels, classes=classes)
+    held = InMemory(*images_and_labels, classes=classes, val_share=0.25)
+    assert (held.size, held.test_size) == (15, 5)
+    assert held.fingerprint != whole.fingerprint
+
+    def pixels(source: InMemory, batches: object) -> set[bytes]:
+        x, _ = joined(batches)
+        scaled = x * torch.tensor(source.std).view(3, 1, 1) + torch.tensor(source.mean).view(3, 1, 1)
+        return {image.numpy().tobytes() for image in scaled.round().byte()}
+
+    trained, tested = pixels(held, held.batches(0, batch=5, seed=0)), pixels(held, held.test_batches(batch=5))
+    assert (len(trained), len(tested)) == (15, 5)
+    assert trained | tested == {image.numpy().tobytes() for image in images_and_labels[0].permute(0, 3, 1, 2)}
+    again = InMemory(*images_and_labels, classes=classes, val_share=0.25)
+    assert again.fingerprint == held.fingerprint
+
+
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_a_share_that_leaves_nothing_on_one_side_is_refused(share: float) -> None:
+    content = arrays()
+    images_and_labels = [torch.from_numpy(content[key]) for key in ("train_x", "train_y", "test_x", "test_y")]
+    with pytest.raises(ValueError, match=r"data\.val_share=.* of 20 training images"):
+        InMemory(*images_and_labels, classes=content["classes"].tolist(), val_share=share)

@@ -67,7 +67,7 @@ def test_a_thinned_network_takes_the_weights_of_a_thinned_one_only(tmp_path: Pat
         ),
         (
             ModelRecipe("lenet"),
-            "model.name='lenet' is not known. Write 'lenet-300-100', 'conv', 'wrn', 'torchvision/NAM",
+            "model.name='lenet' is not known. Write 'lenet-300-100', 'conv', 'wrn', 'vit-tiny', 'tor",
         ),
         (ModelRecipe("resnet50"), "'package.module:function'. Did you mean 'torchvision/resnet50'?"),
         (ModelRecipe("vit_tiny_patch16_224"), "Did you mean 'timm/vit_tiny_patch16_224'?"),

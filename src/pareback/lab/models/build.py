@@ -13,11 +13,12 @@ from .custom import built, is_builder
 from .pretrained import load_weights_, read_weights
 from .small import ConvNet, LeNet
 from .thin import check_thin, thinned
+from .vit import VisionTransformer
 from .wrn import WideResNet, plain_widths
 from .zoo import check_reads, timm_model, timm_names, torchvision_model, torchvision_names
 
 #: The networks of this package, which have no weights to download.
-OWN = ("lenet-300-100", "conv", "wrn")
+OWN = ("lenet-300-100", "conv", "wrn", "vit-tiny")
 
 
 def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.Module:
@@ -60,6 +61,8 @@ def _made(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     if recipe.name == "wrn":
         widths = [thinned(channels, share) for channels in plain_widths(recipe.width)]
         return WideResNet(recipe.depth, recipe.width, classes, shape[0], widths)
+    if recipe.name == "vit-tiny":
+        return VisionTransformer(classes, shape)
     raise InvalidValue(
         f"model.name={recipe.name!r} is not known. Write {listed(OWN)}, 'torchvision/NAME', 'timm/NAME' or "
         "'package.module:function'."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import InvalidValue
-from .goals import goal_of
+from .goals import METHODS, goal_of
 from .reading import at, entries
 from .schema import Recipe
 
@@ -20,11 +20,13 @@ _RANGES: dict[str, tuple[float, bool, float, str]] = {
     "seed": (0, True, 2**63, "0"),
     "data.batch_size": (1, True, _INF, "128"),
     "data.workers": (0, True, _INF, "4"),
+    "data.val_share": (0, True, 1, "0.1"),
     "goal.min_size": (1, True, _INF, "1000"),
     "optimizer.lr": (0, False, _INF, "0.1"),
     "optimizer.momentum": (0, True, 1, "0.9"),
     "optimizer.weight_decay": (0, True, _INF, "0.0005"),
     "optimizer.clip": (0, False, _INF, "1.0"),
+    "optimizer.strength": (0, True, _INF, "20"),
     "schedule.every": (1, True, _INF, "40"),
     "schedule.factor": (0, False, _INF, "0.1"),
     "schedule.warmup": (0, True, _INF, "5"),
@@ -116,7 +118,7 @@ class _Use:
 
 
 _LIMITS = (
-    _Use(("goal.sparsity",), "goal.kind", ("budget", "fixed")),
+    _Use(("goal.sparsity",), "goal.kind", ("budget", "fixed", *METHODS)),
     _Use(("goal.params", "goal.flops", "goal.bytes"), "goal.kind", ("budget",)),
 )
 # Which tensors are pruned (goal.include, .exclude, .min_size) and the thresholds' rate are not here: a recipe may name
@@ -125,9 +127,15 @@ _USES = (
     _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
     _Use(("data.workers", "data.image_size"), "data.kind", ("folder",)),
     _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
+    _Use(("data.val_share",), "data.kind", ("digits", "mnist5000", "cifar10", "cifar100", "npz")),
+    _Use(("optimizer.strength",), "optimizer.kind", ("ham",)),
     _Use(("model.depth", "model.width"), "model.name", ("wrn",)),
     _Use(("teacher.weight", "teacher.temperature"), "teacher.run"),
-    _Use(("goal.shrink", "goal.ramp", "goal.straight_through"), "goal.kind", ("budget", "fixed", "unconstrained")),
+    _Use(
+        ("goal.shrink", "goal.ramp", "goal.straight_through"),
+        "goal.kind",
+        ("budget", "fixed", "unconstrained", "feather", "st3"),
+    ),
     _Use(("goal.enforce", "goal.average"), "goal.kind", ("budget",)),
     _Use(("goal.weight",), "goal.kind", ("budget", "unconstrained")),
     _Use(("goal.weight", "goal.average"), "goal.enforce", ("squared", "hinge"), within=("goal.kind", "budget")),

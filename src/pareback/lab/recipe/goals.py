@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidValue
-from ...goals import Budget, Fixed, Goal, Unconstrained
+from ...goals import Budget, Fixed, Goal, MaskGoal, Unconstrained
+from ...methods import ACDC, GMP, ST3, Feather, OneShot, RigL
 from ...pruning.pruner import Pruner
 from .schema import GoalRecipe
 
 #: What a budget can limit.
 LIMITS = ("sparsity", "params", "flops", "bytes")
+#: What other words of goal.kind stand for: methods with a sparsity and settings of their own.
+METHODS: dict[str, type[Goal]] = {
+    "acdc": ACDC,
+    "feather": Feather,
+    "gmp": GMP,
+    "oneshot": OneShot,
+    "rigl": RigL,
+    "st3": ST3,
+}
+#: And what their authors call them.
+NAMES = {
+    "acdc": "AC/DC",
+    "feather": "Feather-Global",
+    "gmp": "GMP-global",
+    "oneshot": "one-shot + fine-tuning",
+    "rigl": "RigL (ERK)",
+    "st3": "ST-3",
+}
 
 
 def goal_of(recipe: GoalRecipe) -> Goal | None:
@@ -25,10 +46,13 @@ def goal_of(recipe: GoalRecipe) -> Goal | None:
         return None
     if recipe.kind == "unconstrained":
         return Unconstrained(weight=recipe.weight, cost=recipe.cost)
-    if recipe.kind == "fixed":
+    if recipe.kind == "fixed" or recipe.kind in METHODS:
         if recipe.sparsity is None:
-            raise InvalidValue("goal.kind=fixed needs a sparsity. Write goal.sparsity=0.85.")
-        return Fixed(sparsity=recipe.sparsity, bound=recipe.bound)
+            raise InvalidValue(f"goal.kind={recipe.kind} needs a sparsity. Write goal.sparsity=0.85.")
+        if recipe.kind == "fixed":
+            return Fixed(sparsity=recipe.sparsity, bound=recipe.bound)
+        method: Callable[..., Goal] = METHODS[recipe.kind]
+        return method(sparsity=recipe.sparsity)
     if all(getattr(recipe, limit) is None for limit in LIMITS):
         raise InvalidValue(
             "goal.kind=budget needs a limit. Write goal.sparsity=0.95, or goal.params, .flops or .bytes."
@@ -52,6 +76,7 @@ def pruner_of(
     if goal is None:
         return None
     device = next(model.parameters()).device
+    masks = isinstance(goal, MaskGoal)
     return Pruner(
         model,
         optimizer,
@@ -59,10 +84,10 @@ def pruner_of(
         total_steps=total_steps,
         shrink=recipe.shrink,
         ramp=recipe.ramp,
-        straight_through=recipe.straight_through,
+        straight_through=None if masks or recipe.straight_through is True else recipe.straight_through,
         include=recipe.include,
         exclude=recipe.exclude,
         min_size=recipe.min_size,
         example_inputs=torch.zeros(1, *shape, device=device) if goal.needs_flops() else None,
-        threshold_lr=recipe.threshold_lr,
+        threshold_lr=None if masks else recipe.threshold_lr,  # a recipe names it for all goals that are trained from it
     )

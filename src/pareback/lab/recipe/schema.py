@@ -26,6 +26,8 @@ class DataRecipe:
     """Processes that read a folder's images."""
     download: bool = False
     """Whether torchvision may download CIFAR."""
+    val_share: float = 0.0
+    """Share of the training images that is held out and evaluated on, in place of the test images (not of a folder)."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class ModelRecipe:
     """The network."""
 
     name: str = "lenet-300-100"
-    """lenet-300-100, conv, wrn (see depth and width), torchvision/NAME, timm/NAME, or package.module:function for a
-    network of your own: build(classes, shape, share=1.0), where shape is C, H, W and share what thin says."""
+    """lenet-300-100, conv, wrn (see depth and width), vit-tiny, torchvision/NAME, timm/NAME, or package.module:function
+    for a network of your own: build(classes, shape, share=1.0), where shape is C, H, W and share what thin says."""
     depth: int = 16
     """Layers of a wrn: 6·n + 4."""
     width: int = 8
@@ -51,10 +53,13 @@ class ModelRecipe:
 class GoalRecipe:
     """What the training prunes to, and how."""
 
-    kind: Literal["dense", "budget", "fixed", "unconstrained"] = "dense"
-    """dense: no pruning; budget, fixed and unconstrained: pareback.Budget, Fixed and Unconstrained."""
+    kind: Literal["dense", "budget", "fixed", "unconstrained", "acdc", "feather", "gmp", "oneshot", "rigl", "st3"] = (
+        "dense"
+    )
+    """dense: no pruning; budget, fixed and unconstrained: pareback.Budget, Fixed and Unconstrained; the others:
+    pareback.methods."""
     sparsity: float | None = None
-    """Share of the pruned tensors' weights that becomes zero (budget, fixed)."""
+    """Share of the pruned tensors' weights that becomes zero (all but dense and unconstrained)."""
     params: float | int | str | None = None
     """Non-zero parameters of the whole model: a count, "0.5M", or a fraction of the dense ones (budget)."""
     flops: float | int | str | None = None
@@ -72,11 +77,14 @@ class GoalRecipe:
     cost: Literal["params", "flops", "mean"] = "params"
     """What the unconstrained loss counts (unconstrained)."""
     shrink: Literal["hard", "power", "soft"] | None = None
-    """What happens to the weights that stay; by default power for an exact budget and hard otherwise."""
+    """What happens to the weights that stay; by default power for an exact budget and feather, soft for st3, and hard
+    otherwise (not of methods with masks)."""
     ramp: float | None = None
-    """Share of the training over which the target grows; by default 0.5 for an exact budget and 0 otherwise."""
+    """Share of the training over which the target grows; by default 0.5 for an exact budget, feather and st3, and 0
+    otherwise (not of methods with masks)."""
     straight_through: bool | float = True
-    """Whether pruned weights go on receiving their gradient, or which share of it in [0, 1]."""
+    """Whether pruned weights go on receiving their gradient, or which share of it in [0, 1]; true leaves it to the
+    goal, which takes all of it, or half for feather above 95 %."""
     include: tuple[str, ...] | None = None
     """Patterns of parameter names to prune."""
     exclude: tuple[str, ...] | None = None
@@ -91,8 +99,8 @@ class GoalRecipe:
 class OptimizerRecipe:
     """How weights move."""
 
-    kind: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum, or AdamW."""
+    kind: Literal["sgd", "adamw", "ham"] = "sgd"
+    """SGD with momentum, AdamW, or ham: SGD with a multiplicative step after each of its own (experimental)."""
     lr: float = 0.1
     """The highest learning rate."""
     momentum: float = 0.9
@@ -103,6 +111,8 @@ class OptimizerRecipe:
     """Decay of every weight per step and learning rate."""
     clip: float | None = None
     """The largest norm of all gradients together."""
+    strength: float = 20.0
+    """How large ham's multiplicative step is: its α."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Training:
 
     def __init__(self, recipe: Recipe, here: Team, folder: RunFolder, clock: Clock, trust: bool = False) -> None:
         self._recipe, self._team, self._folder, self._clock = recipe, here, folder, clock
+        if here.device.type == "cuda":  # rows of a table are trained one after another in one process
+            torch.cuda.reset_peak_memory_stats(here.device)
         self._source = open_source(recipe.data, here.device)
         self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
         self._total = recipe.train.epochs * self._per_epoch
@@ -155,6 +157,8 @@ class Training:
         looked = began
         batches = islice(self._batches(), first, None)
         while (batch := self._next(batches)) is not None:
+            if self._parts.pruner is not None:
+                self._step.may_replay = self._parts.pruner.may_replay(self._steps)
             self._step(*batch, self._rate())
             self._within += 1
             if not self._clock.is_started and self._step.settled:
@@ -326,6 +330,7 @@ class Training:
             "epochs": self._epoch,
             "steps": self._steps,
             "seconds": self._clock.seconds(),
+            "peak_memory": self._peak_memory(),
             "resumed": self._resumed,
             "recipe": to_dict(self._recipe),
             "origins": self._origins,
@@ -335,6 +340,10 @@ class Training:
             "shape": list(self._source.shape),
             "complete": True,
         }
+
+    def _peak_memory(self) -> int | None:
+        """Return the most bytes of GPU memory that were in use at once since the training was begun or resumed."""
+        return torch.cuda.max_memory_allocated(self._team.device) if self._team.device.type == "cuda" else None
 
     def _synchronize(self) -> None:
         if self._team.device.type == "cuda":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from ..recipe.schema import OptimizerRecipe, ScheduleRecipe
+from .multiplicative import MultiplicativeSGD
 
 
 def optimizer_of(recipe: OptimizerRecipe, model: nn.Module, *, captured: bool = False) -> Optimizer:
@@ -17,6 +18,8 @@ def optimizer_of(recipe: OptimizerRecipe, model: nn.Module, *, captured: bool = 
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
     lr: float | Tensor = torch.tensor(recipe.lr, device=device) if captured else recipe.lr
+    if recipe.kind == "ham":
+        return MultiplicativeSGD(parameters, lr, recipe.momentum, recipe.weight_decay, recipe.strength)
     fused: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
     if recipe.kind == "sgd":
         return SGD(

@@ -71,6 +71,8 @@ class TrainStep:
         self._inputs: tuple[Tensor, Tensor] | None = None
         self._replay: Callable[[], Any] | None = None
         self._until_captured = WARM_UP if recipe.train.cuda_graph else None
+        #: Whether the next step is like the others, so that the graph of those can be replayed for it.
+        self.may_replay = True
 
     @property
     def settled(self) -> bool:
@@ -84,13 +86,13 @@ class TrainStep:
             self._work(self._forward.images(x), y.to(self._forward.device, non_blocking=True))
             return
         x_here, y_here = self._static(x, y)
-        if self._replay is None and self._until_captured == 0:
+        if self._replay is None and self._until_captured == 0 and self.may_replay:
             self._replay = _captured(lambda: self._work(x_here, y_here))
-        if self._replay is None:
-            self._until_captured -= 1
-            self._work(x_here, y_here)
-        else:
+        if self._replay is not None and self.may_replay:
             self._replay()
+        else:
+            self._until_captured = max(0, self._until_captured - 1)
+            self._work(x_here, y_here)
 
     def _static(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Copy a batch to where the graph reads it."""

@@ -1,0 +1,114 @@
+"""RigL (Evci, Gale, Menick, Castro and Elsen, 2020): sparse from the start, with weights that change places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidValue
+from ..goals.checks import number
+from ..goals.goal import Resolved, Weights
+from ..sharding import Shards
+from ..thresholds.masks import MaskView
+from ..thresholds.search import Landing, counter, keep_at_most
+from .target import MaskTarget, at, check_every, check_share, of_sparsity_alone
+
+
+@of_sparsity_alone
+@dataclass(frozen=True)
+class RigL(MaskTarget):
+    """RigL: the same number of weights in every tensor from the first step, and a few of them change places.
+
+    Densities follow ERK: in proportion to the sum of a tensor's dimensions over their product. Every ``every`` steps,
+    up to the share ``end`` of the training, the fraction ``drop/2 · (1 + cos(πt/t_end))`` of each tensor's weights, its
+    smallest, makes way for as many where the dense gradient is largest; those grow from zero. ``seed`` draws the first
+    masks.
+
+    >>> [round(density, 4) for density in RigL(sparsity=0.9).densities([(64, 64, 3, 3), (64, 512)])]
+    [0.0356, 0.1724]
+    """
+
+    every: int = 100
+    drop: float = 0.3
+    end: float = 0.75
+    seed: int = 0
+    ranks_together = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_every(self.every)
+        check_share("end", self.end)
+        instead = "Write the fraction of weights that change places, such as 0.3."
+        if not 0.0 <= number("drop", self.drop, instead) <= 1.0:
+            raise InvalidValue(f"drop={self.drop!r} is outside [0, 1]. {instead}")
+
+    def densities(self, shapes: Sequence[Sequence[int]]) -> list[float]:
+        """Return what ERK keeps of tensors of these shapes; where it would be more than all, a tensor stays dense."""
+        sizes = [math.prod(shape) for shape in shapes]
+        raw = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
+        dense: set[int] = set()
+        while len(dense) < len(sizes):
+            rest = [i for i in range(len(sizes)) if i not in dense]
+            left = (1.0 - self.sparsity) * sum(sizes) - sum(sizes[i] for i in dense)
+            scale = left / sum(raw[i] * sizes[i] for i in rest)
+            full = {i for i in rest if scale * raw[i] > 1.0}
+            if not full:
+                return [1.0 if i in dense else scale * raw[i] for i in range(len(sizes))]
+            dense |= full
+        return [1.0] * len(sizes)
+
+    def counts(self, shapes: Sequence[Sequence[int]]) -> list[int]:
+        """Return how many weights each tensor keeps: ERK's, rounded so that their sum is the sparsity's to the weight.
+
+        >>> RigL(sparsity=0.9).counts([(64, 64, 3, 3), (10, 64)])  # the second is kept whole
+        [3110, 640]
+        """
+        sizes = [math.prod(shape) for shape in shapes]
+        wanted = [d * size for d, size in zip(self.densities(shapes), sizes, strict=True)]
+        found = [min(size, max(1, math.floor(w))) for w, size in zip(wanted, sizes, strict=True)]
+        missing = self.kept(sum(sizes)) - sum(found)
+        for i in sorted(range(len(sizes)), key=lambda i: found[i] - wanted[i]):
+            if missing > 0 and found[i] < sizes[i]:
+                found[i], missing = found[i] + 1, missing - 1
+        if missing < 0:  # a weight each is more than ERK gives to many tiny tensors
+            found[found.index(max(found))] += missing
+        return found
+
+    def first_masks(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        draw = torch.Generator().manual_seed(self.seed)
+        masks = []
+        for weight, keep in zip(weights, self.counts([w.shape for w in weights]), strict=True):
+            order = torch.randperm(weight.numel(), generator=draw)
+            masks.append((order < keep).view(weight.shape))
+        return masks
+
+    def is_due(self, step: int, total_steps: int | None) -> bool:
+        return 0 < step < at(self.end, total_steps) and step % self.every == 0
+
+    def masks(self, view: MaskView) -> list[Tensor]:
+        fraction = self.drop / 2 * (1 + math.cos(math.pi * view.step / at(self.end, view.total_steps)))
+        rows = zip(view.weights, view.grads, view.masks, strict=True)
+        return [mask if grad is None else _moved(weight, grad, mask, fraction) for weight, grad, mask in rows]
+
+    def land(
+        self, resolved: Resolved, weights: Weights, r: Tensor, exponent: float, shards: Shards, share: float = 1.0
+    ) -> Landing:
+        counts = self.counts([p.shape for p in resolved.parameters])
+        return keep_at_most(counter(weights.tensors, exponent, shards), counts, weights.peak)
+
+
+def _moved(weight: Tensor, grad: Tensor, mask: Tensor, fraction: float) -> Tensor:
+    """Return a mask of as many weights, the smallest of which have gone where the gradient is largest.
+
+    Sorted rather than selected, so that their number need not be read back from the device.
+    """
+    places = (fraction * mask.sum().double()).long()
+    smallest = torch.where(mask, weight.abs(), torch.inf).flatten().argsort()
+    first = torch.arange(len(smallest), device=mask.device) < places
+    left = mask.flatten() & ~torch.zeros_like(first).scatter_(0, smallest, first)
+    steepest = torch.where(left, -1.0, grad.abs().flatten()).argsort(descending=True)
+    return (left | torch.zeros_like(first).scatter_(0, steepest, first)).view(mask.shape)
