@@ -90,6 +90,20 @@ class Shards:
         dist.all_gather_into_tensor(everyone, mine, group=self.group)
         return everyone.view(self.world, *table.shape)
 
+    def anywhere(self, here: bool, device: torch.device) -> bool:
+        """Return whether something holds on any rank: all of them get the same answer."""
+        if self.group is None:
+            return here
+        everyone = torch.empty(self.world, dtype=torch.int64, device=device)
+        dist.all_gather_into_tensor(everyone, torch.tensor([here], dtype=torch.int64, device=device), group=self.group)
+        return bool(everyone.any())
+
+    def share_out(self, moments: Moments) -> Moments:
+        """Return this rank's part of what was measured on whole tensors: :meth:`combine` makes it whole again."""
+        if self.rank == 0:
+            return moments
+        return Moments(torch.zeros_like(moments.square), moments.peak, torch.zeros_like(moments.pull))
+
     def on_ranks_before(self, i: int, count: Tensor) -> int:
         """Return how many of what each rank counts in its shard of tensor ``i`` lie in the shards of earlier ranks."""
         if self.group is None or not self._split[i]:

@@ -272,6 +272,62 @@ class Pruner:
             self._looking = False
             self._settle()
 
+    @property
+    def ramp_ended(self) -> bool:
+        """Whether the full goal is asked for by now. Waits for the device."""
+        return bool(self._step.controller.share() >= 1.0)
+
+    @contextmanager
+    def landed(self) -> Iterator[None]:
+        """Let the model hold for a while what :meth:`finish` would leave, to save or to judge it.
+
+        In training the weights are a few off the budget, at most; here they meet it exactly. Afterwards the model is
+        what it was, bit for bit, and training goes on as if nothing had been asked. While the ramp lasts, nothing
+        changes: the goal is not asked for in full yet.
+
+        >>> import pareback as pb
+        >>> model = torch.nn.Linear(100, 20)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> pruner = Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=50, ramp=0)
+        >>> with pruner.landed():
+        ...     int(model.weight.count_nonzero())
+        200
+        """
+        self._refuse_within_latents("landed()")
+        if self.finished or not self._step.mount.holds_pruned or not self.ramp_ended:
+            yield
+            return
+        self._settle()
+        shown = [local(p.detach()).clone() for p in self.parameters]
+        with torch.no_grad():
+            self._step.adopt_edits()
+            for i, value in self._landing():
+                self._step.mount.land(i, value)
+        self._looking = True
+        try:
+            yield
+        finally:
+            self._looking = False
+            for parameter, value in zip(self.parameters, shown, strict=True):
+                local(parameter.detach()).copy_(value)
+
+    def _landing(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the final weights of every tensor."""
+        latents, r = self._step.mount.latents(), self._step.controller.state.r
+        landing = self.goal.land(self._resolved, self._measured(latents), r, self._exponent, self._shards)
+        for i, latent in enumerate(latents):
+            yield i, land_one(i, latent, landing, self._exponent, self._shards)
+
+    def landed_tensors(self) -> dict[str, Tensor]:
+        """Return by name copies of the weights that :meth:`landed` would show; none where it would show no others."""
+        if self.finished or not self.ramp_ended:
+            return {}
+        self._settle()
+        with torch.no_grad():
+            if self._step.mount.holds_pruned:
+                self._step.adopt_edits()
+            return {self.names[i]: like(value, self.parameters[i]) for i, value in self._landing()}
+
     def prune_(self, model: nn.Module) -> nn.Module:
         """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
         self._settle()
