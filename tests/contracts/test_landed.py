@@ -1,4 +1,4 @@
-"""``pruner.landed()``: a checkpoint from the midst of training that meets the budget exactly, at no cost to training."""
+"""``pruner.landed()``: a checkpoint from the midst of training that meets the budget, at no cost to training."""
 
 from __future__ import annotations
 

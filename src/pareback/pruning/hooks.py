@@ -13,7 +13,6 @@ from torch.optim import LBFGS, Optimizer
 
 from ..errors import InvalidType, InvalidUse, InvalidValue
 
-
 #: What training frameworks wrap around optimizers, by package and class, and where the optimizer is within. Their steps
 #: do no more than call its own, so that everything is seen from there.
 _WRAPPERS = {
