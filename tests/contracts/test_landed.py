@@ -70,3 +70,18 @@ def test_it_is_not_for_within_latents() -> None:
     _, _, pruner = in_training(30)
     with pruner.latents(), pytest.raises(pb.UserError, match=r"Leave the block first"), pruner.landed():
         pass
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+def test_finish_keeps_a_model_that_was_loaded(shrink: str) -> None:
+    """The best checkpoint after the ramp, loaded at the end, is at its budget and stays what it is, bit for bit.
+
+    What the pruner keeps behind the zeros of its own weights is not put in place of small ones that were loaded.
+    """
+    model, optimizer, pruner = in_training(25, shrink=shrink)
+    with pruner.landed():
+        best = copied(model)
+    train(model, optimizer, batches(TOTAL)[25:])
+    model.load_state_dict(best)
+    pruner.finish()
+    assert_same(copied(model), best)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..costs.limits import Limit
 from ..costs.selection import MIN_SIZE, plain_names
 from ..errors import InvalidUse, InvalidValue
 from ..goals.goal import Goal, Weights, checked_goal
+from ..kernels import shrunk
 from ..messages import listed, suggests_options
 from ..sharding import Shards, like, local
 from ..shrink import predicted_sparsity
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 #: finish() speaks up where the model's non-zeros differ from the pruner's by more than this share, and a handful.
 _CUT, _HANDFUL = 0.1, 50
+#: A tensor of whose non-zeros fewer than this share are what the pruner wrote was loaded from elsewhere.
+_KEPT_OF_OURS = 0.5
 
 
 class Pruner:
@@ -162,6 +166,16 @@ class Pruner:
     def optimizers(self) -> list[Optimizer]:
         """The optimizers in whose steps the model is pruned."""
         return self._step.groups.optimizers
+
+    @property
+    def limits(self) -> list[Limit]:
+        """The goal's limits in numbers: what a model with some non-zeros costs, and what is allowed."""
+        return list(self._resolved.limits)
+
+    def detach(self) -> None:
+        """Leave the optimizers, without landing on the goal; twice is harmless. The model stays as it is."""
+        self._settle()
+        self._attachment.end()
 
     def _settle(self) -> None:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
@@ -402,6 +416,7 @@ class Pruner:
     def _land_exactly(self) -> None:
         step, state, mount = self._step, self._step.controller.state, self._step.mount
         if mount.holds_pruned:  # an edit since the last step is part of the model now: take it over before landing
+            self._adopt_loaded()
             step.adopt_edits()
         latents = mount.latents()
         weights = self._measured(latents)
@@ -418,6 +433,22 @@ class Pruner:
         step.counts_here()[0].copy_(torch.stack(counts))
         step.exchange_counts()
         mount.end()
+
+    def _adopt_loaded(self) -> None:
+        """Take over whole tensors that were loaded, such as those of the best checkpoint.
+
+        Their zeros are zeros. Weight by weight, what this pruner keeps behind zeros of its own would stay, and could
+        outweigh the small ones among those that were loaded.
+        """
+        step = self._step
+        if step.controller.rule.keeps_masks:
+            return
+        for i, (latent, parameter) in enumerate(zip(step.mount.latents(), self.parameters, strict=True)):
+            weight = local(parameter.detach())
+            (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._exponent)
+            kept = weight != 0
+            if int((kept & (weight == written)).sum()) < _KEPT_OF_OURS * int(kept.sum()):
+                latent.copy_(weight)
 
     def _measured(self, tensors: list[Tensor]) -> Weights:
         """Measure weights that thresholds are searched in: of NaN no search would find an end."""
