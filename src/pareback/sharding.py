@@ -53,6 +53,22 @@ def like(shard: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor with all of its shards, on every rank; every rank has to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def split_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return a whole tensor, which every rank has, sharded like ``parameter``."""
+    if not is_sharded(parameter) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    there = tensor.to(local(parameter).device)
+    return distribute_tensor(there, mesh, placements, src_data_rank=None)
+
+
 def check_wrappers(model: nn.Module) -> None:
     """Refuse FSDP1, whose flattened parameters hide the tensors."""
     if any(_is(module, "FullyShardedDataParallel", "torch.distributed.fsdp") for module in model.modules()):

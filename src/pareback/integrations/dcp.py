@@ -42,12 +42,12 @@ def save(
 
     ``others`` are further things with ``state_dict()`` and ``load_state_dict()``, such as ``scheduler=scheduler``.
     """
-    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
     _check(pruner, others)
     state = _state(model, optimizer, pruner, others)
     with _quiet_alone() as alone:
-        checkpoint.save(state, checkpoint_id=folder, no_dist=alone)
+        save_state(state, checkpoint_id=folder, no_dist=alone)
 
 
 def load(
@@ -61,8 +61,8 @@ def load(
 
     First the model and its optimizers, then the pruner, which brings the latent weights and shows them pruned.
     """
-    import torch.distributed.checkpoint as checkpoint
     from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
     _check(pruner, others)
     saved = _keys(folder)
@@ -71,7 +71,7 @@ def load(
         state["pruner"].pop("pending")
     _check_saved(Path(folder), saved, state)
     with _quiet_alone() as alone:
-        checkpoint.load(state, checkpoint_id=folder, no_dist=alone)
+        load_state(state, checkpoint_id=folder, no_dist=alone)
     set_state_dict(model, _inner(optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     pruner.load_state_dict(state["pruner"])
     for name, one in others.items():
@@ -114,7 +114,7 @@ def _check(pruner: Pruner, others: dict[str, Any]) -> None:
 
 
 def _keys(folder: str | os.PathLike[str]) -> set[str]:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     if not (Path(folder) / ".metadata").is_file():
         raise MissingFile(f"There is no distributed checkpoint in {place(Path(folder))}. Give the folder it is in.")

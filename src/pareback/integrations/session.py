@@ -54,6 +54,10 @@ class Session:
         if state is not None:
             self.pruner.load_state_dict(dict(state))
 
+    def keep_zeros(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Train on with the zeros of a goal that was met in an earlier training."""
+        self._frozen = freeze(model, optimizers)
+
     @property
     def at_work(self) -> Pruner | None:
         """The pruner, while it prunes."""

@@ -344,6 +344,21 @@ class Pruner:
 
     def prune_(self, model: nn.Module) -> nn.Module:
         """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
+        theirs = plain_names(model)
+        for name, value in self._pruned_copies(model, self.counts()):
+            local(theirs[name].detach()).copy_(value)
+        return model
+
+    def landed_copies(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a copy's weights by name, pruned to what :meth:`landed` would keep. The copy stays as it is."""
+        landed = [local(value).count_nonzero() for value in self.landed_tensors().values()]
+        counts = self._shards.gather(torch.stack(landed)[None]).sum(0)[0].tolist() if landed else self.counts()
+        theirs = plain_names(model)
+        return {name: like(value, theirs[name]) for name, value in self._pruned_copies(model, counts)}
+
+    @torch.no_grad()
+    def _pruned_copies(self, model: nn.Module, counts: list[int]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and weights of a copy that is pruned to ``counts`` non-zeros per tensor."""
         self._settle()
         theirs = plain_names(model)
         missing = [name for name in self.names if name not in theirs]
@@ -354,13 +369,11 @@ class Pruner:
             raise InvalidValue(
                 f"{listed(other)} has another shape in the model given. Give a copy of the pruned model."
             )
-        with torch.no_grad():
-            tensors = [local(theirs[name].detach()) for name in self.names]
-            weights = self._measured(tensors)
-            landing = keep_at_most(counter(tensors, self._exponent, self._shards), self.counts(), weights.peak)
-            for i, tensor in enumerate(tensors):
-                tensor.copy_(land_one(i, tensor, landing, self._exponent, self._shards))
-        return model
+        tensors = [local(theirs[name].detach()) for name in self.names]
+        weights = self._measured(tensors)
+        landing = keep_at_most(counter(tensors, self._exponent, self._shards), counts, weights.peak)
+        for i, tensor in enumerate(tensors):
+            yield self.names[i], land_one(i, tensor, landing, self._exponent, self._shards)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
