@@ -264,46 +264,30 @@ def test_the_older_average(norm: bool, tmp_path: Path) -> None:
 # -- strategies ------------------------------------------------------------------------------------------------------
 
 
-def _ranks(folder: Path, strategy: str) -> list[dict[str, Tensor]]:
-    return [torch.load(folder / f"{strategy}-{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-class Keeps(Callback):
-    """Writes what a rank ends with."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
-
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        weights = {n: getattr(p, "full_tensor", lambda p=p: p)().detach() for n, p in pl_module.named_parameters()}
-        torch.save(weights, self.folder / f"{self.name}-{trainer.global_rank}.pt")
-
-
-@pytest.mark.slow
-def test_two_processes_with_ddp(tmp_path: Path) -> None:
-    """Both end with the same weights, on the budget; and so does a resumed one, bit for bit."""
-    saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-    both = {"strategy": "ddp_spawn", "devices": 2}
-    fit(Module(), tmp_path, Prune(GOAL), saver, Keeps(tmp_path, "ddp"), **both)
-    one, two = _ranks(tmp_path, "ddp")
-    assert_same(one, two)
-    assert sum(int(one[name].count_nonzero()) for name in NAMES) == KEPT
-    again = Keeps(tmp_path, "again")
-    fit(Module(seed=4), tmp_path, Prune(GOAL), again, ckpt_path=tmp_path / "epoch=2.ckpt", **both)
-    assert_same(_ranks(tmp_path, "again")[0], one)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("files", ["sharded", "whole"])
-def test_two_processes_with_fully_sharded_weights(files: str, tmp_path: Path) -> None:
-    """ModelParallelStrategy (FSDP2): sharded or whole checkpoints meet the budget and resume with the same bits."""
-    script = Path(__file__).parents[1] / "toys" / "sharded_lightning.py"
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path, files]
-    done = subprocess.run([str(part) for part in run], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes come to with every strategy, in one start."""
+    folder = tmp_path_factory.mktemp("strategies")
+    script = Path(__file__).parents[1] / "toys" / "lightning_processes.py"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(folder)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    found = torch.load(tmp_path / "found.pt", weights_only=True)
-    assert found["kept"] == found["resumed kept"] == found["saved kept"] == KEPT
-    assert_same(found["resumed"], found["straight"])
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "sharded", "whole"])
+def test_two_processes(strategy: str, ranks: list[dict[str, Any]]) -> None:
+    """DDP, and ModelParallelStrategy (FSDP2) with checkpoints in shards and in one file.
+
+    Both processes end with the same weights, on the budget; so do checkpoints after the ramp, and resumed fits end with
+    the same bits.
+    """
+    one, two = (found[strategy] for found in ranks)
+    assert isinstance(one, dict), one
+    assert one["kept"] == one["saved"] == KEPT
+    assert_same(two["straight"], one["straight"])
+    assert_same(one["resumed"], one["straight"])
 
 
 def test_the_older_fsdp_is_refused() -> None:

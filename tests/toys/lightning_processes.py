@@ -1,8 +1,9 @@
-"""Trains, saves and resumes under Lightning's ModelParallelStrategy; run by torchrun, with a folder to write into."""
+"""Trains, saves and resumes under Lightning's strategies for several processes; run by torchrun, with a folder."""
 
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from networks import PRUNED, batches, network
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 import pareback as pb
 from pareback.integrations.lightning import Prune
+from pareback.sharding import is_sharded, whole
 
 NAMES = [f"net.{name}" for name in PRUNED]
 
@@ -27,7 +29,7 @@ class Sharded(LightningModule):
         self.net = network(seed)
 
     def configure_model(self) -> None:
-        if not hasattr(self.net[0].weight, "full_tensor"):
+        if self.device_mesh is not None and not is_sharded(self.net[0].weight):
             fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Any, number: int) -> Tensor:
@@ -37,12 +39,19 @@ class Sharded(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
-def fit(folder: Path, sharded: bool, seed: int, ckpt_path: Any = None) -> dict[str, Tensor]:
+def strategy(name: str) -> Any:
+    if name == "ddp":
+        return DDPStrategy()
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+    return ModelParallelStrategy(**sizes, save_distributed_checkpoint=name == "sharded")
+
+
+def fit(folder: Path, name: str, seed: int, ckpt_path: Any = None) -> dict[str, Tensor]:
     """Train a model, and return its whole weights."""
     module = Sharded(seed)
     trainer = Trainer(
         accelerator="cpu",
-        strategy=ModelParallelStrategy(data_parallel_size=2, save_distributed_checkpoint=sharded),
+        strategy=strategy(name),
         devices=2,
         max_epochs=4,
         logger=False,
@@ -50,11 +59,8 @@ def fit(folder: Path, sharded: bool, seed: int, ckpt_path: Any = None) -> dict[s
         enable_model_summary=False,
         callbacks=[Prune(pb.Budget(sparsity=0.8)), ModelCheckpoint(folder, "{epoch}", save_top_k=-1)],
     )
-    found: dict[str, Tensor] = {}
-    trainer.fit(module, torch.utils.data.DataLoader(batches(10), batch_size=None), ckpt_path=ckpt_path)
-    for name, p in module.named_parameters():
-        found[name] = p.full_tensor().detach()
-    return found
+    trainer.fit(module, torch.utils.data.DataLoader(batches(20), batch_size=None), ckpt_path=ckpt_path)
+    return {name: whole(p.detach()) for name, p in module.named_parameters()}
 
 
 def saved_weights(file: Path) -> dict[str, Tensor]:
@@ -72,14 +78,18 @@ def kept(weights: dict[str, Tensor]) -> int:
 
 
 def main() -> None:
-    folder, sharded = Path(sys.argv[1]), sys.argv[2] == "sharded"
     torch.set_num_threads(1)
-    straight = fit(folder / "a", sharded, seed=0)
-    resumed = fit(folder / "b", sharded, seed=5, ckpt_path=folder / "a" / "epoch=2.ckpt")
-    if torch.distributed.get_rank() == 0:
-        saved = kept(saved_weights(folder / "a" / "epoch=2.ckpt"))
-        found = {"straight": straight, "resumed": resumed, "kept": kept(straight), "saved kept": saved}
-        torch.save({**found, "resumed kept": kept(resumed)}, folder / "found.pt")
+    found: dict[str, Any] = {}
+    for name in sys.argv[2:] or ("ddp", "sharded", "whole"):
+        folder = Path(sys.argv[1]) / name
+        try:
+            straight = fit(folder / "a", name, seed=0)
+            resumed = fit(folder / "b", name, seed=5, ckpt_path=folder / "a" / "epoch=2.ckpt")
+            saved = kept(saved_weights(folder / "a" / "epoch=2.ckpt")) if torch.distributed.get_rank() == 0 else 0
+            found[name] = {"straight": straight, "resumed": resumed, "kept": kept(straight), "saved": saved}
+        except Exception:
+            found[name] = traceback.format_exc()
+    torch.save(found, Path(sys.argv[1]) / f"{torch.distributed.get_rank()}.pt")
 
 
 if __name__ == "__main__":
