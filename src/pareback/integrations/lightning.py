@@ -103,7 +103,7 @@ class LightningPrune(Callback):  # type: ignore[misc]
         for name, parameter in pl_module.named_parameters(remove_duplicate=False):
             if id(parameter) in by_id:
                 value = by_id[id(parameter)]
-                if not is_sharded(weights.get(name, value.new_empty(0))):  # all in one file: every rank has to ask
+                if name not in weights or not is_sharded(weights[name]):  # all in one file: every rank has to ask
                     value = whole(value)
                 if name in weights:
                     weights[name] = value.to(weights[name].device)

@@ -36,6 +36,7 @@ from .options import (
     checked_total,
     pruned_here,
     ramp_steps,
+    warn_of_adapters,
 )
 from .step import Mount, Step
 
@@ -113,6 +114,8 @@ class Pruner:
         growing = ramp_steps(goal.usual_ramp if ramp is None else ramp, self.total_steps)
         check_threshold_lr(threshold_lr)
         self.parameters, self.names = resolved.parameters, resolved.names
+        if include is None:
+            warn_of_adapters(model, self.names)
         check_dense_gradients(model, self.parameters)
         check_unowned(self.names, self.parameters)
         check_ownership(model, optimizers)
