@@ -20,16 +20,16 @@ import pareback as pb
 
 pytest.importorskip("lightning")
 
-from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
-from lightning.pytorch.callbacks import (  # noqa: E402
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     ModelCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
-from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
+from lightning.pytorch.strategies import FSDPStrategy
 
-from pareback.integrations.lightning import Prune  # noqa: E402
+from pareback.integrations.lightning import Prune
 
 GOAL, KEPT = pb.Budget(sparsity=0.8), 665
 NAMES = [f"net.{name}" for name in PRUNED]
@@ -101,9 +101,7 @@ def fit(module: Module, folder: Path, *callbacks: Any, ckpt_path: Any = None, **
     usual = {"max_epochs": 4, "default_root_dir": folder, "num_sanity_val_steps": 0, "devices": 1}
     usual["log_every_n_steps"] = 5
     saves = any(isinstance(one, ModelCheckpoint) for one in callbacks)
-    trainer = Trainer(
-        callbacks=list(callbacks), **{**quiet, **usual, "enable_checkpointing": saves, **arguments}
-    )
+    trainer = Trainer(callbacks=list(callbacks), **{**quiet, **usual, "enable_checkpointing": saves, **arguments})
     data = torch.utils.data.DataLoader(batches(10), batch_size=None)
     trainer.fit(module, data, torch.utils.data.DataLoader(batches(2), batch_size=None), ckpt_path=ckpt_path)
     return trainer
@@ -269,7 +267,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two processes come to with every strategy, in one start."""
     folder = tmp_path_factory.mktemp("strategies")
     script = Path(__file__).parents[1] / "toys" / "lightning_processes.py"
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(folder)]
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+        str(folder),
+    ]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]

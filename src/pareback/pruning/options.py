@@ -121,7 +121,7 @@ def warn_of_adapters(model: nn.Module, names: Sequence[str]) -> None:
     if not all(map(is_adapter, names)) or all(p.requires_grad for p in model.parameters()):
         return
     warnings.warn(
-        f"Everything that would be pruned is an adapter ({listed(names, 2)}); the base, which holds nearly all weights, "
+        f"Everything that would be pruned is an adapter ({listed(names, 2)}); the base, which has nearly all weights, "
         "is frozen and stays as it is. Prune the base first and train adapters on it afterwards, or name the adapters "
         "with include= if this is meant.",
         stacklevel=4,
