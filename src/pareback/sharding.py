@@ -53,6 +53,22 @@ def like(shard: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor with all of its shards, on every rank; every rank has to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def split_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return a whole tensor, which every rank has, sharded like ``parameter``."""
+    if not is_sharded(parameter) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    there = tensor.to(local(parameter).device)
+    return distribute_tensor(there, mesh, placements, src_data_rank=None)
+
+
 def check_wrappers(model: nn.Module) -> None:
     """Refuse FSDP1, whose flattened parameters hide the tensors."""
     if any(_is(module, "FullyShardedDataParallel", "torch.distributed.fsdp") for module in model.modules()):
@@ -89,6 +105,20 @@ class Shards:
         everyone = torch.empty(self.world * mine.numel(), dtype=table.dtype, device=table.device)
         dist.all_gather_into_tensor(everyone, mine, group=self.group)
         return everyone.view(self.world, *table.shape)
+
+    def anywhere(self, here: bool, device: torch.device) -> bool:
+        """Return whether something holds on any rank: all of them get the same answer."""
+        if self.group is None:
+            return here
+        everyone = torch.empty(self.world, dtype=torch.int64, device=device)
+        dist.all_gather_into_tensor(everyone, torch.tensor([here], dtype=torch.int64, device=device), group=self.group)
+        return bool(everyone.any())
+
+    def share_out(self, moments: Moments) -> Moments:
+        """Return this rank's part of what was measured on whole tensors: :meth:`combine` makes it whole again."""
+        if self.rank == 0:
+            return moments
+        return Moments(torch.zeros_like(moments.square), moments.peak, torch.zeros_like(moments.pull))
 
     def on_ranks_before(self, i: int, count: Tensor) -> int:
         """Return how many of what each rank counts in its shard of tensor ``i`` lie in the shards of earlier ranks."""

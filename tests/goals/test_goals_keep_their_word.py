@@ -219,10 +219,10 @@ def trained_for(mount: Any, steps: int, seed: int = 0) -> tuple[nn.Module, torch
 
 @EITHER_MOUNT
 def test_a_state_of_version_1_goes_on_to_the_exact_budget(mount: Any) -> None:
-    """States are of version 2. One of an older release, without what it did not know of, is loaded all the same."""
+    """States are of version 3. One of an older release, without what it did not know of, is loaded all the same."""
     model, optimizer, pruner = trained_for(mount, 15)
     state = copy.deepcopy(pruner.state_dict())
-    assert state["version"] == 2
+    assert state["version"] == 3
     old = {name: state[name] for name in OLD} | {"version": 1}
     old["control"] = {name: state["control"][name] for name in OLD_CONTROL}
 

@@ -123,8 +123,14 @@ def in_two_processes(*parts: Callable[[int, str], Any]) -> dict[str, list[Any]]:
     not keep the others from running; :func:`of` raises its error.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (parts, folder), nprocs=2)
-        ranks = [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(2)]
+        return in_processes(2, *parts, folder=folder)
+
+
+def in_processes(world: int, *parts: Callable[[int, str], Any], folder: str) -> dict[str, list[Any]]:
+    """The same in any number of processes, in a folder that others may look into afterwards."""
+    with tempfile.TemporaryDirectory() as own:
+        mp.spawn(_process, (parts, folder, own, world), nprocs=world)
+        ranks = [torch.load(f"{own}/{rank}.pt", weights_only=False) for rank in range(world)]
     return {part.__name__: [found[part.__name__] for found in ranks] for part in parts}
 
 
@@ -136,15 +142,15 @@ def of(runs: dict[str, list[Any]], part: Callable[[int, str], Any]) -> list[Any]
     return runs[part.__name__]
 
 
-def _process(rank: int, parts: Sequence[Callable[[int, str], Any]], folder: str) -> None:
+def _process(rank: int, parts: Sequence[Callable[[int, str], Any]], folder: str, own: str, world: int) -> None:
     torch.set_num_threads(1)
-    where = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    where = f"file://{own}/rendezvous"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     found = {}
     for part in parts:
         try:
             found[part.__name__] = part(rank, folder)
         except Exception:
             found[part.__name__] = traceback.format_exc()
-    torch.save(found, f"{folder}/{rank}.pt")
+    torch.save(found, f"{own}/{rank}.pt")
     dist.destroy_process_group()

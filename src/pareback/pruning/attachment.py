@@ -42,6 +42,7 @@ class Attachment:
         self._watch = Watch(resolved.model, step.names, step.parameters, optimizers)
         self._resumption = Resumption(optimizers, zeros, sum(resolved.sizes))
         self._hooks: list[StepHooks] = []
+        self._idle: set[int] = set()  # the optimizers whose present step trains nothing
         self._attach()
 
     @property
@@ -84,6 +85,10 @@ class Attachment:
 
     def before(self, part: int, optimizer: Optimizer) -> None:
         """Notice what has changed, and let the optimizer see latent weights."""
+        self._idle.discard(part)  # it stays where such a step raised
+        if self._makes_room(optimizer):
+            self._idle.add(part)
+            return
         if self._step.groups.changed():
             self._regroup()
         self._watch.warn_of_gone()
@@ -93,9 +98,28 @@ class Attachment:
 
     def after(self, part: int) -> None:
         """Prune what the optimizer made of them."""
+        if part in self._idle:
+            self._idle.discard(part)
+            return
         self._step.after(part)
         if len(self._step.held) > 1:
             self._watch.count_step(part, self._step.leader, self._step.groups.parts)
+
+    def _makes_room(self, optimizer: Optimizer) -> bool:
+        """Whether a step trains nothing: every rate and every gradient is zero.
+
+        So steps torch's distributed checkpoint (``get_state_dict``, ``set_state_dict``), to let a fresh optimizer make
+        room for the state that is to be loaded. It belongs to no training: nothing is counted, taken over or pruned.
+        """
+        if not all(_is_zero(group.get("lr")) for group in optimizer.param_groups):
+            return False
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not grads or any(grad.layout is not torch.strided for grad in grads):
+            return False
+        if local(grads[0]).is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        moved = any(bool(local(grad).count_nonzero()) for grad in grads)
+        return not self._step.shards.anywhere(moved, local(grads[0]).device)
 
     # -- what is noticed ---------------------------------------------------------------------------------------------
 
@@ -161,6 +185,13 @@ class Attachment:
         with torch.no_grad():
             nonzeros = sum(int(t.count_nonzero()) for t in tensors) if ramps else 1
         self._resumption.check(nonzeros, int(self._step.counts_here()[0].sum()) if ramps else 0)
+
+
+def _is_zero(rate: object) -> bool:
+    """Whether a learning rate is zero, as far as can be told without waiting for a device."""
+    if isinstance(rate, torch.Tensor):
+        return rate.device.type == "cpu" and float(rate) == 0.0
+    return rate == 0.0
 
 
 def reusable(patterns: str | Iterable[str] | None) -> str | list[str] | None:

@@ -13,6 +13,16 @@ from torch.optim import LBFGS, Optimizer
 
 from ..errors import InvalidType, InvalidUse, InvalidValue
 
+#: What training frameworks wrap around optimizers, by package and class, and where the optimizer is within. Their steps
+#: do no more than call its own, so that everything is seen from there.
+_WRAPPERS = {
+    ("accelerate", "AcceleratedOptimizer"): "optimizer",
+    ("lightning", "LightningOptimizer"): "_optimizer",
+    ("lightning", "_FabricOptimizer"): "_optimizer",
+    ("lightning_fabric", "_FabricOptimizer"): "_optimizer",
+    ("pytorch_lightning", "LightningOptimizer"): "_optimizer",
+}
+
 
 class StepHooks:
     """Calls ``before()`` last before an optimizer's step and ``after()`` first after it.
@@ -143,9 +153,11 @@ def check_optimizers(optimizer: Optimizer | Sequence[Optimizer], closures: bool 
 
     ``closures`` says whether an optimizer may call its closure repeatedly.
     """
+    optimizer = unwrapped(optimizer)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(optimizers, Sequence) or not optimizers:
         raise InvalidType(f"optimizer must be a torch.optim.Optimizer or a sequence of them, not {_kind(optimizer)}.")
+    optimizers = [unwrapped(one) for one in optimizers]
     for one in optimizers:
         if not isinstance(one, Optimizer):
             raise InvalidType(
@@ -153,7 +165,17 @@ def check_optimizers(optimizer: Optimizer | Sequence[Optimizer], closures: bool 
                 "optimizer inside it."
             )
         _check_steps_once(one, closures)
-    return list(optimizers)
+    return optimizers
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the torch optimizer inside what a training framework has wrapped around it; anything else as it is."""
+    while True:
+        known = (_WRAPPERS.get((kind.__module__.split(".")[0], kind.__name__)) for kind in type(optimizer).__mro__)
+        attribute = next((name for name in known if name is not None), None)
+        if attribute is None:
+            return optimizer
+        optimizer = getattr(optimizer, attribute)
 
 
 def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from ..shrink import EXPONENTS
 if TYPE_CHECKING:
     from .attachment import Attachment
 
+#: How the parameters of adapters are named in PEFT.
+_ADAPTERS = ("lora_", "hada_", "lokr_", "oft_", "ia3_", "adaption_", "vera_")
 #: The pruners at work, so that no two fight over a parameter. Weak references to the parameters themselves would keep
 #: torch.utils.swap_tensors from working on them.
 active: weakref.WeakSet[Attachment] = weakref.WeakSet()
@@ -120,3 +123,24 @@ def check_dense_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) 
                 f"The embedding {name!r} has sparse=True, and pruning needs dense gradients. Build it with "
                 f"sparse=False, or leave it out with exclude=['{name}.weight']."
             )
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to an adapter, as PEFT names them.
+
+    >>> is_adapter("model.layers.0.q_proj.lora_A.default.weight"), is_adapter("model.layers.0.q_proj.base_layer.weight")
+    (True, False)
+    """
+    return any(part.startswith(_ADAPTERS) for part in name.split("."))
+
+
+def warn_of_adapters(model: nn.Module, names: Sequence[str]) -> None:
+    """Warn where everything that was chosen by default is an adapter on a frozen base: next to nothing is pruned."""
+    if not all(map(is_adapter, names)) or all(p.requires_grad for p in model.parameters()):
+        return
+    warnings.warn(
+        f"Everything that would be pruned is an adapter ({listed(names, 2)}); the base, which has nearly all weights, "
+        "is frozen and stays as it is. Prune the base first and train adapters on it afterwards, or name the adapters "
+        "with include= if this is meant.",
+        stacklevel=4,
+    )

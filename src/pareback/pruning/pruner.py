@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..costs.limits import Limit
 from ..costs.selection import MIN_SIZE, plain_names
 from ..errors import InvalidUse, InvalidValue
 from ..goals.goal import Goal, Weights, checked_goal
+from ..kernels import shrunk
 from ..messages import listed, suggests_options
 from ..sharding import Shards, like, local
 from ..shrink import predicted_sparsity
@@ -35,6 +37,7 @@ from .options import (
     checked_total,
     pruned_here,
     ramp_steps,
+    warn_of_adapters,
 )
 from .step import Mount, Step
 
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
 #: finish() speaks up where the model's non-zeros differ from the pruner's by more than this share, and a handful.
 _CUT, _HANDFUL = 0.1, 50
+#: A tensor of whose non-zeros fewer than this share are what the pruner wrote was loaded from elsewhere.
+_KEPT_OF_OURS = 0.5
 
 
 class Pruner:
@@ -113,6 +118,8 @@ class Pruner:
         growing = ramp_steps(goal.usual_ramp if ramp is None else ramp, self.total_steps)
         check_threshold_lr(threshold_lr)
         self.parameters, self.names = resolved.parameters, resolved.names
+        if include is None:
+            warn_of_adapters(model, self.names)
         check_dense_gradients(model, self.parameters)
         check_unowned(self.names, self.parameters)
         check_ownership(model, optimizers)
@@ -173,6 +180,16 @@ class Pruner:
     def optimizers(self) -> list[Optimizer]:
         """The optimizers in whose steps the model is pruned."""
         return self._step.groups.optimizers
+
+    @property
+    def limits(self) -> list[Limit]:
+        """The goal's limits in numbers: what a model with some non-zeros costs, and what is allowed."""
+        return list(self._resolved.limits)
+
+    def detach(self) -> None:
+        """Leave the optimizers, without landing on the goal; twice is harmless. The model stays as it is."""
+        self._settle()
+        self._attachment.end()
 
     def _settle(self) -> None:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
@@ -298,8 +315,79 @@ class Pruner:
             self._looking = False
             self._settle()
 
+    @property
+    def ramp_ended(self) -> bool:
+        """Whether the full goal is asked for by now. Waits for the device."""
+        return bool(self._step.controller.share() >= 1.0)
+
+    @contextmanager
+    def landed(self) -> Iterator[None]:
+        """Let the model hold for a while what :meth:`finish` would leave, to save or to judge it.
+
+        In training the weights are a few off the budget, at most; here they meet it exactly. Afterwards the model is
+        what it was, bit for bit, and training goes on as if nothing had been asked. While the ramp lasts, nothing
+        changes: the goal is not asked for in full yet.
+
+        >>> import pareback as pb
+        >>> model = torch.nn.Linear(100, 20)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> pruner = Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=50, ramp=0)
+        >>> with pruner.landed():
+        ...     int(model.weight.count_nonzero())
+        200
+        """
+        self._refuse_within_latents("landed()")
+        if self.finished or not self._step.mount.holds_pruned or not self.ramp_ended:
+            yield
+            return
+        self._settle()
+        shown = [local(p.detach()).clone() for p in self.parameters]
+        with torch.no_grad():
+            self._step.adopt_edits()
+            for i, value in self._landing():
+                self._step.mount.land(i, value)
+        self._looking = True
+        try:
+            yield
+        finally:
+            self._looking = False
+            for parameter, value in zip(self.parameters, shown, strict=True):
+                local(parameter.detach()).copy_(value)
+
+    def _landing(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the final weights of every tensor."""
+        latents, r = self._step.mount.latents(), self._step.controller.state.r
+        landing = self.goal.land(self._resolved, self._measured(latents), r, self._exponent, self._shards)
+        for i, latent in enumerate(latents):
+            yield i, land_one(i, latent, landing, self._exponent, self._shards)
+
+    def landed_tensors(self) -> dict[str, Tensor]:
+        """Return by name copies of the weights that :meth:`landed` would show; none where it would show no others."""
+        if self.finished or not self.ramp_ended:
+            return {}
+        self._settle()
+        with torch.no_grad():
+            if self._step.mount.holds_pruned:
+                self._step.adopt_edits()
+            return {self.names[i]: like(value, self.parameters[i]) for i, value in self._landing()}
+
     def prune_(self, model: nn.Module) -> nn.Module:
         """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
+        theirs = plain_names(model)
+        for name, value in self._pruned_copies(model, self.counts()):
+            local(theirs[name].detach()).copy_(value)
+        return model
+
+    def landed_copies(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a copy's weights by name, pruned to what :meth:`landed` would keep. The copy stays as it is."""
+        landed = [local(value).count_nonzero() for value in self.landed_tensors().values()]
+        counts = self._shards.gather(torch.stack(landed)[None]).sum(0)[0].tolist() if landed else self.counts()
+        theirs = plain_names(model)
+        return {name: like(value, theirs[name]) for name, value in self._pruned_copies(model, counts)}
+
+    @torch.no_grad()
+    def _pruned_copies(self, model: nn.Module, counts: list[int]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and weights of a copy that is pruned to ``counts`` non-zeros per tensor."""
         self._settle()
         theirs = plain_names(model)
         missing = [name for name in self.names if name not in theirs]
@@ -310,13 +398,11 @@ class Pruner:
             raise InvalidValue(
                 f"{listed(other)} has another shape in the model given. Give a copy of the pruned model."
             )
-        with torch.no_grad():
-            tensors = [local(theirs[name].detach()) for name in self.names]
-            weights = self._measured(tensors)
-            landing = keep_at_most(counter(tensors, self._exponent, self._shards), self.counts(), weights.peak)
-            for i, tensor in enumerate(tensors):
-                tensor.copy_(land_one(i, tensor, landing, self._exponent, self._shards))
-        return model
+        tensors = [local(theirs[name].detach()) for name in self.names]
+        weights = self._measured(tensors)
+        landing = keep_at_most(counter(tensors, self._exponent, self._shards), counts, weights.peak)
+        for i, tensor in enumerate(tensors):
+            yield self.names[i], land_one(i, tensor, landing, self._exponent, self._shards)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -374,6 +460,7 @@ class Pruner:
     def _land_exactly(self) -> None:
         step, state, mount = self._step, self._step.controller.state, self._step.mount
         if mount.holds_pruned:  # an edit since the last step is part of the model now: take it over before landing
+            self._adopt_loaded()
             step.adopt_edits()
         latents = mount.latents()
         weights = self._measured(latents)
@@ -390,6 +477,22 @@ class Pruner:
         step.counts_here()[0].copy_(torch.stack(counts))
         step.exchange_counts()
         mount.end()
+
+    def _adopt_loaded(self) -> None:
+        """Take over whole tensors that were loaded, such as those of the best checkpoint.
+
+        Their zeros are zeros. Weight by weight, what this pruner keeps behind zeros of its own would stay, and could
+        outweigh the small ones among those that were loaded.
+        """
+        step = self._step
+        if step.controller.rule.keeps_masks:
+            return
+        for i, (latent, parameter) in enumerate(zip(step.mount.latents(), self.parameters, strict=True)):
+            weight = local(parameter.detach())
+            (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._exponent)
+            kept = weight != 0
+            if int((kept & (weight == written)).sum()) < _KEPT_OF_OURS * int(kept.sum()):
+                latent.copy_(weight)
 
     def _measured(self, tensors: list[Tensor]) -> Weights:
         """Measure weights that thresholds are searched in: of NaN no search would find an end."""

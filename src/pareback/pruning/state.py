@@ -17,8 +17,9 @@ from ..sharding import like, local
 from ..thresholds.masks import MaskRule
 from .step import Step
 
-#: 1: until 0.1, some fields of the control later than others. 2: all of them, and the rule's own.
-VERSION = 2
+#: 1: until 0.1, some fields of the control later than others. 2: all of them, and the rule's own. 3: what is pending
+#: always has its tensors, of whole weights, so that a distributed checkpoint finds the same keys in every state.
+VERSION = 3
 
 #: What a state of version 1 may lack, and what it stands for then.
 _LATER = {"drift": 0.0, "missed": 0.0, "damping": 1.0}
@@ -26,14 +27,18 @@ _LATER = {"drift": 0.0, "missed": 0.0, "damping": 1.0}
 
 def state_of(step: Step, goal: Goal, latents: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what a resumed run needs."""
-    moments, rule = step.moments, step.controller.rule
+    rule, control = step.controller.rule, step.controller.state.tensors()
+    if not int(control["step"]):
+        # A state that was never trained is what a distributed checkpoint is loaded into, in place: it gets memory of
+        # its own, so that load_state_dict still sees which weights this pruner wrote.
+        latents = {name: like(local(latent).clone(), latent) for name, latent in latents.items()}
+        control = {name: value.clone() for name, value in control.items()}
     state = {
         "version": VERSION,
         "goal": repr(goal),
         "names": list(step.names),
-        "control": step.controller.state.tensors(),
-        # What optimizers that have stepped since the thresholds moved will contribute to their next move.
-        "pending": {} if moments is None or step.shards.group else moments._asdict(),
+        "control": control,
+        "pending": _pending(step)._asdict(),
         "latents": dict(latents),
     }
     if isinstance(rule, MaskRule):
@@ -41,6 +46,26 @@ def state_of(step: Step, goal: Goal, latents: Mapping[str, Tensor]) -> dict[str,
         state["rule"] = rule.state(step.controller.state.step)
         state["masks"] = {name: like(mask, parameter) for name, parameter, mask in pairs}
     return state
+
+
+def _pending(step: Step) -> Moments:
+    """Return what optimizers that have stepped since the thresholds moved will contribute to their next move.
+
+    A single optimizer measures everything anew in its next step, and nothing is pending: zeros stand for that.
+    """
+    moments, none = step.moments, torch.zeros_like(step.controller.state.r, dtype=torch.float64)
+    if moments is None or len(step.groups.optimizers) == 1:
+        return Moments(none, none.clone(), none.clone())
+    counts = torch.zeros_like(step.controller.state.nonzero)
+    whole, _, _ = step.shards.combine(moments, counts, counts)
+    return Moments(*(value.to(torch.float64, copy=True) for value in whole))
+
+
+def _loaded_pending(step: Step, pending: Mapping[str, Tensor] | None) -> Moments | None:
+    if not pending or not bool(pending["peak"].any()):
+        return None
+    device = step.controller.state.r.device
+    return step.shards.share_out(Moments(**{key: value.to(device, torch.float64) for key, value in pending.items()}))
 
 
 def load_into(step: Step, goal: Goal, state: Mapping[str, Any]) -> None:
@@ -56,23 +81,28 @@ def load_into(step: Step, goal: Goal, state: Mapping[str, Any]) -> None:
     if state.get("goal", repr(goal)) != repr(goal):  # on purpose, perhaps: to prune a pruned model further
         warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {goal!r}.", stacklevel=3)
     with torch.no_grad():
-        ours = _written_by_us(step)
+        ours = _written_by_us(step, state["latents"])
         for name, value in controller.state.tensors().items():
             value.copy_(control[name])
         for name, latent in zip(step.names, step.mount.latents(), strict=True):
             latent.copy_(local(state["latents"][name]))
-        pending, r = state.get("pending"), controller.state.r
-        step.moments = Moments(**{key: value.to(r) for key, value in pending.items()}) if pending else None
+        step.moments = _loaded_pending(step, state.get("pending"))
         if isinstance(rule, MaskRule):
             rule.load(state["rule"], [local(state["masks"][name]) for name in step.names])
         step.recount_here()
         _show_loaded(step, ours)
 
 
-def _written_by_us(step: Step) -> list[bool]:
-    """Return which weights are what this pruner wrote: those say nothing of a model that is to be loaded."""
+def _written_by_us(step: Step, loaded: Mapping[str, Tensor]) -> list[bool]:
+    """Return which weights are what this pruner wrote: those say nothing of a model that is to be loaded.
+
+    Where a state was loaded in place, over the latent weights themselves, nobody can tell any more: it is believed.
+    """
     if not step.mount.holds_pruned:
         return []
+    latents = zip(step.names, step.mount.latents(), strict=True)
+    if any(latent.numel() and local(loaded[name]).data_ptr() == latent.data_ptr() for name, latent in latents):
+        return [True] * len(step.names)
     written = shrunk(step.mount.latents(), step.controller.state.threshold, step.exponent)
     return [torch.equal(local(p.detach()), old) for p, old in zip(step.parameters, written, strict=True)]
 
@@ -91,7 +121,7 @@ def _show_loaded(step: Step, ours: Sequence[bool]) -> None:
 def checked(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return a state in the present version, or say why it cannot be loaded."""
     version = state.get("version") if isinstance(state, Mapping) else None
-    if version not in (1, VERSION):
+    if version not in range(1, VERSION + 1):
         raise InvalidValue(
             f"The state has version {version!r}; this release reads versions 1 to {VERSION}. Give what "
             "pruner.state_dict() returned, or update pareback if a later one saved it."

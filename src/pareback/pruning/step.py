@@ -319,11 +319,17 @@ class Step:
             self.controller.state.band.copy_(band)
 
     def recount_here(self) -> None:
-        """Count what this process holds under the thresholds as they are."""
+        """Count what this process holds under the thresholds as they are.
+
+        Where nothing is sharded these are the counts of the state, which sharded processes know as of their last
+        exchange only.
+        """
         state = self.controller.state
+        if self.shards.group is None and self.controller.rule.keeps_masks:  # those count by themselves
+            return
         edges = state.threshold + BAND * state.spread
         found = count(self.mount.latents(), state.threshold, edges, self.exponent)
-        for value, fresh in zip(self.mine, found, strict=True):
+        for value, fresh in zip(self.counts_here(), found, strict=True):
             value.copy_(fresh)
 
     def settle(self) -> None:

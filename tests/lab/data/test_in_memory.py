@@ -11,7 +11,7 @@ from tiny_images import DEVICES, arrays, in_memory, joined
 
 from pareback.lab.data import in_memory as module
 from pareback.lab.data.augment import Shift
-from pareback.lab.data.in_memory import channel_statistics
+from pareback.lab.data.in_memory import InMemory, channel_statistics
 
 
 def test_statistics_are_numpys() -> None:

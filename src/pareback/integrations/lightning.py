@@ -1,0 +1,164 @@
+"""Pruning in Lightning's Trainer.
+
+``Trainer(..., callbacks=[Prune(pb.Budget(sparsity=0.9))])`` is all there is to write.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from ..errors import InvalidUse, InvalidValue
+from ..goals.goal import Goal
+from ..pruning.hooks import unwrapped
+from ..report import Report
+from ..sharding import is_sharded, split_like, whole
+from .averaging import PrunedAverage, PrunedSwa
+from .session import Session
+
+try:
+    from lightning.pytorch import Callback
+    from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+    from lightning.pytorch.strategies import FSDPStrategy
+except ImportError as error:
+    raise InvalidUse(
+        "Lightning is not installed, which this callback is for. pip install 'pareback[frameworks]' installs it."
+    ) from error
+
+
+class LightningPrune(Callback):  # type: ignore[misc]
+    """A callback that trains a ``LightningModule`` to a goal.
+
+    Args:
+        goal: :class:`~pareback.Budget`, :class:`~pareback.Fixed` or :class:`~pareback.Unconstrained`.
+        options: those of :class:`~pareback.Pruner`; ``total_steps`` is the trainer's own unless it is given.
+
+    Every checkpoint that is written after the ramp meets the budget exactly. Its state lies in the checkpoint, and
+    ``fit(ckpt_path=...)`` goes on bit for bit. The sparsity and each limit are logged. After ``fit`` the model is an
+    ordinary one with zeros in it, and ``report`` says how many; a second ``fit`` keeps them.
+    """
+
+    def __init__(self, goal: Goal, **options: Any) -> None:
+        self._session = Session(goal, options)
+        self._restored: dict[str, Any] | None = None  # Lightning restores callbacks before there is an optimizer
+        self._averages: dict[int, PrunedAverage | PrunedSwa] = {}
+
+    @property
+    def pruner(self) -> Any:
+        """The pruner, from the beginning of the training on."""
+        return self._session.pruner
+
+    @property
+    def report(self) -> Report:
+        """What was reached, after ``fit``."""
+        return self._session.report
+
+    # -- the beginning -----------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what cannot be pruned, and stand between averages and the model."""
+        if isinstance(trainer.strategy, FSDPStrategy):
+            raise InvalidValue(
+                "Trainer(strategy='fsdp') flattens parameters, so tensors cannot be told apart. Use "
+                "strategy=ModelParallelStrategy() and call fully_shard in configure_model."
+            )
+        for callback in trainer.callbacks if stage == "fit" else []:
+            kinds = {WeightAveraging: PrunedAverage, StochasticWeightAveraging: PrunedSwa}
+            adapter = next((made for kind, made in kinds.items() if isinstance(callback, kind)), None)
+            if adapter is not None and id(callback) not in self._averages:
+                self._averages[id(callback)] = adapter(callback, self._session)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Build the pruner; model and optimizers are restored by now."""
+        optimizers = [unwrapped(one) for one in trainer.optimizers]
+        restored, self._restored = self._restored, None
+        if restored and restored["pruner"] is None:
+            self._session.keep_zeros(pl_module, optimizers)
+        else:
+            steps = None if "total_steps" in self._session.options else _total_steps(trainer, pl_module)
+            state = restored and _split(restored["pruner"], pl_module)
+            self._session.begin(pl_module, optimizers, steps, state)
+        for average in self._averages.values():
+            average.begin()
+
+    # -- in training -------------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the sparsity and each limit, as often as the trainer logs."""
+        if self._session.at_work is not None and trainer._logger_connector.should_update_logs:
+            self.log_dict(self._session.figures())
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Let what is saved meet the goal exactly, where it is asked for in full."""
+        pruner = self._session.at_work
+        if pruner is None:
+            return
+        landed = pruner.landed_tensors()
+        by_id = {id(p): landed[name] for name, p in zip(pruner.names, pruner.parameters, strict=True) if landed}
+        # An average's callback has moved the model's own weights elsewhere, if it came first.
+        part = "current_model_state" if "current_model_state" in checkpoint else "state_dict"
+        weights = dict(checkpoint[part])
+        for name, parameter in pl_module.named_parameters(remove_duplicate=False):
+            if id(parameter) in by_id:
+                value = by_id[id(parameter)]
+                if name not in weights or not is_sharded(weights[name]):  # all in one file: every rank has to ask
+                    value = whole(value)
+                if name in weights:
+                    weights[name] = value.to(weights[name].device)
+        checkpoint[part] = weights
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs; after the end, that there is nothing more to prune."""
+        pruner = self._session.pruner
+        if pruner is None:
+            return self._restored or {}
+        if pruner.finished:
+            return {"pruner": None}
+        state = pruner.state_dict()
+        for part in ("latents", "masks"):  # Lightning writes callbacks once, not once per rank
+            if part in state:
+                state[part] = {name: whole(value) for name, value in state[part].items()}
+        return {"pruner": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a state until the training begins."""
+        self._restored = state_dict or None
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Land on the goal."""
+        self._session.end()
+
+
+Prune = LightningPrune
+
+
+def _split(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a state with the shards of this process, where the model is sharded."""
+    parameters = dict(model.named_parameters())
+    parts = {part: state[part] for part in ("latents", "masks") if part in state}
+    return {
+        **state,
+        **{
+            part: {name: split_like(value, parameters[name]) for name, value in tensors.items()}
+            for part, tensors in parts.items()
+        },
+    }
+
+
+def _total_steps(trainer: Any, module: Any) -> int | None:
+    """Return the rounds of optimizer steps that the trainer is going to take."""
+    steps = trainer.estimated_stepping_batches
+    if math.isinf(steps) or steps < 1:
+        return None
+    several = 1 if module.automatic_optimization else len(trainer.optimizers)
+    if steps == trainer.max_steps:
+        return int(steps) // several  # max_steps counts those of every optimizer
+    for callback in trainer.callbacks:
+        # It appends an epoch that trains nothing, to measure the statistics of batch norm.
+        if isinstance(callback, StochasticWeightAveraging) and callback._model_contains_batch_norm:
+            steps -= steps // trainer.max_epochs
+    return int(steps)

@@ -1,0 +1,87 @@
+"""``pruner.landed()``: a checkpoint from the midst of training that meets the budget, at no cost to training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import assert_same, batches, copied, network, nonzeros, train
+from torch import nn
+
+import pareback as pb
+
+KEPT, TOTAL = 665, 40
+
+
+def in_training(steps: int, **options: object) -> tuple[nn.Sequential, torch.optim.Optimizer, pb.Pruner]:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.8), TOTAL, **options)  # type: ignore[arg-type]
+    train(model, optimizer, batches(TOTAL)[:steps])
+    return model, optimizer, pruner
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power"])
+def test_the_budget_is_met_exactly_and_only_within(shrink: str) -> None:
+    """What is saved within has the final count; what is trained afterwards is what would have been trained anyway."""
+    model, optimizer, pruner = in_training(30, shrink=shrink)
+    before = copied(model)
+    with pruner.landed():
+        assert sum(nonzeros(model)) == KEPT
+        within = copied(model)
+    assert_same(copied(model), before)
+    for name, value in pruner.landed_tensors().items():
+        assert torch.equal(value, within[name])
+    train(model, optimizer, batches(TOTAL)[30:])
+    straight, _, other = in_training(TOTAL, shrink=shrink)
+    assert_same(copied(model), copied(straight))
+    assert_same(pruner.latent_tensors(), other.latent_tensors())
+
+
+def test_it_is_what_finish_leaves() -> None:
+    model, _, pruner = in_training(TOTAL)
+    with pruner.landed():
+        within = copied(model)
+    pruner.finish()
+    assert_same(copied(model), within)
+
+
+def test_nothing_changes_during_the_ramp() -> None:
+    """A model that is not at its budget yet is not cut to it in one shot."""
+    model, _, pruner = in_training(10)
+    before = copied(model)
+    with pruner.landed():
+        assert_same(copied(model), before)
+    assert pruner.landed_tensors() == {}
+    assert not pruner.ramp_ended
+
+
+def test_an_edit_stays() -> None:
+    """Weights that were loaded or edited before are landed on as they are, and are there afterwards."""
+    model, optimizer, pruner = in_training(30)
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+    with pruner.landed():
+        assert sum(nonzeros(model)) == KEPT
+    assert bool((model[0].weight == 0.5).all())
+    train(model, optimizer, batches(1))
+
+
+def test_it_is_not_for_within_latents() -> None:
+    _, _, pruner = in_training(30)
+    with pruner.latents(), pytest.raises(pb.UserError, match=r"Leave the block first"), pruner.landed():
+        pass
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+def test_finish_keeps_a_model_that_was_loaded(shrink: str) -> None:
+    """The best checkpoint after the ramp, loaded at the end, is at its budget and stays what it is, bit for bit.
+
+    What the pruner keeps behind the zeros of its own weights is not put in place of small ones that were loaded.
+    """
+    model, optimizer, pruner = in_training(25, shrink=shrink)
+    with pruner.landed():
+        best = copied(model)
+    train(model, optimizer, batches(TOTAL)[25:])
+    model.load_state_dict(best)
+    pruner.finish()
+    assert_same(copied(model), best)
