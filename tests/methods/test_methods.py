@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from method_training import STEPS, begun, network, train
 from torch import nn
 
 import pareback as pb
@@ -15,30 +16,8 @@ from pareback.methods import ACDC, GMP, ST3, Feather, OneShot, RigL
 
 METHODS = [ACDC, GMP, ST3, Feather, OneShot, RigL]
 EVERY = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-STEPS, SIZES = 60, (1280, 2048)
 #: Masks change often enough for a training of sixty steps.
 OFTEN: dict[type, dict[str, Any]] = {GMP: {"every": 5}, RigL: {"every": 5}}
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> float:
-    for step in range(first, last):
-        x = torch.randn(32, 20, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
-
-
-def begun(goal: pb.Goal, mount: Any = pb.Pruner, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, optimizer, mount(model, optimizer, goal, total_steps=STEPS, **options)
 
 
 def goal_of(method: type, sparsity: float = 0.8) -> pb.Goal:

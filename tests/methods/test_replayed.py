@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_methods import STEPS, begun, network, train
+from method_training import STEPS, begun, network, train
 from torch import nn
 
 import pareback as pb

@@ -65,10 +65,12 @@ class LightningPrune(Callback):  # type: ignore[misc]
                 "strategy=ModelParallelStrategy() and call fully_shard in configure_model."
             )
         for callback in trainer.callbacks if stage == "fit" else []:
-            kinds = {WeightAveraging: PrunedAverage, StochasticWeightAveraging: PrunedSwa}
-            adapter = next((made for kind, made in kinds.items() if isinstance(callback, kind)), None)
-            if adapter is not None and id(callback) not in self._averages:
-                self._averages[id(callback)] = adapter(callback, self._session)
+            if id(callback) in self._averages:
+                continue
+            if isinstance(callback, WeightAveraging):
+                self._averages[id(callback)] = PrunedAverage(callback, self._session)
+            elif isinstance(callback, StochasticWeightAveraging):
+                self._averages[id(callback)] = PrunedSwa(callback, self._session)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Build the pruner; model and optimizers are restored by now."""
