@@ -39,6 +39,10 @@ class FileSizeError(DiskFullError):
     """A file that became larger than files may be here. Its message names the file."""
 
 
+class LostProcess(UserError, RuntimeError):
+    """Another process of the same training that is gone, or does not answer."""
+
+
 class LittleMemory(UserError, MemoryError):
     """Something for which there was not enough memory, or no room for another thread."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact.intact import check_intact
-from ..errors import DiskFullError, FileSizeError, InvalidValue, LittleMemory, UserError
+from ..errors import DiskFullError, FileSizeError, InvalidValue, LittleMemory, LostProcess, UserError
 from ..files import expanded
 from ..messages import lacks_memory
 from ..runs import checkpoints
@@ -18,7 +18,7 @@ from ..runs.trust import recall, remember
 from .recipe.checks import check, check_machine
 from .recipe.schema import Recipe
 from .train import settings
-from .train.distributed import Team, team
+from .train.distributed import Team, lost_another, patience, team
 from .train.loop import Training
 from .train.progress import Clock
 
@@ -52,6 +52,7 @@ def train(
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
         stack.enter_context(_advice_on_want(folder))
+        stack.enter_context(_advice_on_a_lost_process(folder, here))
         if standing in ("unfinished", "longer"):
             recall(folder.path, recipe.model.name)
         with folder.reserved(recipe) if here.leads else nullcontext():
@@ -118,6 +119,20 @@ def _advice_on_want(folder: RunFolder) -> Iterator[None]:
         raise LittleMemory(
             "There is not enough memory for this training. Train anew with a smaller data.batch_size; or free some, or "
             f"raise the limit on it (ulimit -v), {_then(folder)}"
+        ) from error
+
+
+@contextmanager
+def _advice_on_a_lost_process(folder: RunFolder, here: Team) -> Iterator[None]:
+    """Say so where another process of the same training is gone, and how to go on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if here.world == 1 or not lost_another(error):
+            raise
+        raise LostProcess(
+            f"Another of the {here.world} processes is gone, or has not answered for {patience():g} s, so that this "
+            f"one stopped. Start them all again, to {_then(folder).removeprefix('then ')}"
         ) from error
 
 

@@ -10,7 +10,7 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -62,12 +62,13 @@ class Checkpoints:
         try:
             if copied is not None:
                 copied.synchronize()
-            with files.replacing(self.path, alone=True) as temporary:
-                with open(temporary, "wb") as file:
-                    torch.save(state, file)
-                keep_previous(self.path)  # not before: until the new one is written both generations are needed
+            files.write(self.path, lambda file: self._fill(file, state), alone=True)
         except Exception as error:
             self._error = error
+
+    def _fill(self, file: IO[bytes], state: dict[str, Any]) -> None:
+        torch.save(state, file)
+        keep_previous(self.path)  # not before: until the new one is written both generations are needed
 
     def _copied(self, value: Any, place: str) -> Any:
         if isinstance(value, Tensor):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import InvalidUse, InvalidValue
+from ...errors import InvalidUse, InvalidValue, UserError
 
 T = TypeVar("T")
 
@@ -111,12 +112,49 @@ def _place(name: str, usual: str = "") -> int:
     return int(text)
 
 
+def patience() -> float:
+    """Return for how many seconds a process waits for another one; the variable PAREBACK_PATIENCE says it.
+
+    Ten minutes by default: one may read its first images, or compile, much longer than the others.
+    """
+    text = os.environ.get("PAREBACK_PATIENCE", "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < 1e7:
+        raise InvalidValue(f"PAREBACK_PATIENCE={text!r} is no number of seconds. Write PAREBACK_PATIENCE=600.")
+    return seconds
+
+
+#: How torch says that another process is gone, or has not answered in time.
+_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "timed out",
+    "timeout",
+    "broken pipe",
+    "remote process",
+)
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether an error comes of another process of the training that is gone, or does not answer."""
+    if not dist.is_available() or isinstance(error, UserError):
+        return False
+    said = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(words in said for words in _LOST)
+    )
+
+
 def _join(device: torch.device) -> None:
+    allowed = timedelta(seconds=patience())
     try:
         if device.type == "cuda":
-            dist.init_process_group("nccl", device_id=device)
+            dist.init_process_group("nccl", device_id=device, timeout=allowed)
         else:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=allowed)
     except ValueError as error:  # where to meet is not said, or not possible
         raise InvalidValue(f"The processes cannot meet ({error}). Start them with torchrun.") from error
 
