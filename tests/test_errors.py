@@ -220,7 +220,7 @@ def test_a_recipe_that_a_library_refuses(
         (["bench", "a.yaml", "--batch", "9" * 5000], "is not a list of whole numbers above 0."),
         (["bench", "a.yaml", "--out", "."], "'.' is a folder. Give the name of a file with --out."),
         (["bench", "a.yaml", "--out", "no/a.json"], "There is no folder 'no'. Make it first."),
-        (["reproduce", "ste", "--data.path", "a.npz", "--seeds", "²"], "--seeds '²' is not a list of whole numbers."),
+        (["reproduce", "ste", "--data.path", "a.npz", "--seeds", "²"], "--seeds '²' cannot be read."),
         (["curve", "--budgets", "0.3", "--seeds", "²"], "--seeds '²' cannot be read."),
     ],
 )
