@@ -116,6 +116,22 @@ def test_ones_own_run_works_from_another_folder(
     assert (mine.parent / "imported").exists()
 
 
+def test_a_module_that_has_moved_is_not_looked_for_anywhere(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of that name in the current folder may be anybody's."""
+    there = tmp_path / "elsewhere"
+    there.mkdir()
+    shutil.move(mine.parent / f"{NAME}.py", there)
+    monkeypatch.chdir(there)
+    with pytest.raises(
+        UntrustedCode, match=r"is no longer in .*home', where the run .* had it\. Put it back, or go to"
+    ):
+        network_of(mine)
+    assert not (there / "imported").exists()
+    network_of(mine, trust=True)
+
+
 def test_weights_alone_need_no_code(foreign: Path, tmp_path: Path) -> None:
     """Counting them, and writing them in another form, is nobody's risk."""
     assert main(["inspect", str(foreign)]) == 0

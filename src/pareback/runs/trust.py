@@ -44,10 +44,14 @@ def admit(run: Path, model: str, trust: bool = False, known: str = "") -> None:
     if not is_builder(model):
         return
     noted = _noted(run)
-    if noted.get("model") == model and _is_sealed(noted):
-        if noted["folder"] is not None:
-            import_from(model, Path(noted["folder"]))
+    own = noted.get("model") == model and _is_sealed(noted)
+    if own and (noted["folder"] is None or import_from(model, Path(noted["folder"]))):
         return
+    if own and not trust and model != known:  # a module of that name elsewhere may be anybody's
+        raise UntrustedCode(
+            f"The module of {model} is no longer in {noted['folder']!r}, where the run {str(run)!r} had it. Put it "
+            "back, or go to the folder that holds it and write --trust."
+        )
     if not trust and model != known:
         raise UntrustedCode(
             f"The run {str(run)!r} names code, {model}, and is not known to be yours. If you have read that code and "

@@ -64,11 +64,11 @@ def home_of(name: str) -> Path | None:
     return None if folder in installed else folder
 
 
-def import_from(name: str, folder: Path) -> None:
-    """Import a builder's module from the folder where it was found before. One that has moved is looked for as ever."""
+def import_from(name: str, folder: Path) -> bool:
+    """Import a builder's module from the folder where it was found before; whether it is still there."""
     module_name = name.partition(":")[0]
     if not _holds(folder, module_name):
-        return
+        return False
     if module_name not in sys.modules:
         if sys.path[:1] != [str(folder)]:
             sys.path.insert(0, str(folder))
@@ -80,6 +80,7 @@ def import_from(name: str, folder: Path) -> None:
             f"model.name={name!r}: the module in {str(folder)!r} is meant, and the one in {str(home)!r} is imported "
             "already. Give one of them another name."
         )
+    return True
 
 
 def _holds(folder: Path, module_name: str) -> bool:
