@@ -38,7 +38,6 @@ def trained(options: argparse.Namespace, sparsity: float) -> dict[str, float]:
     where = {"use_cpu": options.device == "cpu", "bf16": options.device != "cpu", "report_to": "none"}
     rates = {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 50, "weight_decay": 0.1}
     steps = {"max_steps": options.steps, "save_strategy": "no", "per_device_train_batch_size": options.batch}
-    steps["per_device_eval_batch_size"] = options.batch
     arguments = transformers.TrainingArguments(options.folder, seed=options.seed, **where, **rates, **steps)
     prune = [Prune(pb.Budget(sparsity=sparsity), include="*_proj.weight")] if sparsity else []
     data, test = (text(held_out, options.length, options.pieces) for held_out in (False, True))
