@@ -17,15 +17,16 @@ import pareback as pb
 from pareback.integrations.transformers import Prune
 
 OPTIONS = {"device": "cpu", "out": "language-model.json", "folder": "language-model", "steps": 4000, "seed": 0}
-OPTIONS |= {"hidden": 320, "layers": 8, "length": 256, "batch": 64}  # 9.9 million parameters
+OPTIONS |= {"hidden": 320, "layers": 8, "length": 256, "pieces": 100_000, "batch": 64}  # 9.9 million parameters
 
 
-def text(held_out: bool, length: int) -> list[dict[str, torch.Tensor]]:
+def text(held_out: bool, length: int, most: int) -> list[dict[str, torch.Tensor]]:
     """Return the library's modules as pieces of bytes, in the order of their names; every tenth file is held out."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     chosen = [file.read_bytes() for i, file in enumerate(files) if (i % 10 == 9) == held_out]
     tokens = torch.frombuffer(bytearray(b"".join(chosen)), dtype=torch.uint8).long()
-    return [{"input_ids": p, "labels": p} for p in tokens[: len(tokens) // length * length].view(-1, length)]
+    pieces = tokens[: len(tokens) // length * length].view(-1, length)[:most]
+    return [{"input_ids": piece, "labels": piece} for piece in pieces]
 
 
 def trained(options: argparse.Namespace, sparsity: float) -> dict[str, float]:
@@ -37,10 +38,9 @@ def trained(options: argparse.Namespace, sparsity: float) -> dict[str, float]:
     where = {"use_cpu": options.device == "cpu", "bf16": options.device != "cpu", "report_to": "none"}
     rates = {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 50, "weight_decay": 0.1}
     steps = {"max_steps": options.steps, "save_strategy": "no", "per_device_train_batch_size": options.batch}
-    steps["per_device_eval_batch_size"] = options.batch
     arguments = transformers.TrainingArguments(options.folder, seed=options.seed, **where, **rates, **steps)
     prune = [Prune(pb.Budget(sparsity=sparsity), include="*_proj.weight")] if sparsity else []
-    data, test = (text(held_out, options.length) for held_out in (False, True))
+    data, test = (text(held_out, options.length, options.pieces) for held_out in (False, True))
     trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=test, callbacks=prune)
     trainer.train()
     loss, found = trainer.evaluate()["eval_loss"], pb.inspect(model)

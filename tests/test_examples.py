@@ -46,7 +46,7 @@ def test_the_sharded_example_runs_on_two_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_language_model_is_trained_and_recorded(tmp_path: Path) -> None:
     """As small as it gets: the record says what was trained, where and with what, and the budgets are met."""
-    small = {"steps": 6, "hidden": 32, "layers": 1, "length": 512, "batch": 32}
+    small = {"steps": 6, "hidden": 32, "layers": 1, "length": 64, "pieces": 64, "batch": 8}
     run(str(FOLDER / "language_model.py"), *(f"--{name}={n}" for name, n in small.items()), folder=tmp_path)
     record = json.loads((tmp_path / "language-model.json").read_text())
     assert record.keys() == {"machine", "python", "versions", "date", "options", "runs"}
