@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
 from pareback.reproduce import plots
-from pareback.runs.histogram import Histogram, histograms_of
-from pareback.runs.record import Record, read_record, write_record
+from pareback.runs.record import Histogram, Record, histograms_of, read_record, write_record
 from pareback.shrink import shrink
 
 

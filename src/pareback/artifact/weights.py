@@ -1,8 +1,9 @@
-"""Weights on disk in whatever form: a run's folder, a .pare, a .safetensors or a .pt file, whatever its name."""
+"""Files of weights, read by what they hold; pruned weights that a checkpoint leaves out are made of the latent ones."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,37 @@ import torch
 from torch import Tensor
 
 from ..errors import BadFile, InvalidType, MissingFile
+from ..kernels import shrunk
 from .check import verify
 from .container import Piece, Reader, blaming, write
 from .contents import contents_of, is_pare, plain_contents
 from .elements import BY_CODE, NEWER_CODES, as_bits, name_of
 from .intact import check_own_file
-from .latent import pruned_weights
 from .load import read_all
 from .save import in_order
+
+
+def pruned_weights(
+    derived: Mapping[str, Any], pruner: Mapping[str, Any], device: torch.device | None = None
+) -> dict[str, Tensor]:
+    """Return the weights that a checkpoint leaves out, by name.
+
+    ``derived`` says of each name which latent weight it follows from, and by which exponent; ``pruner`` is the pruner's
+    state. They are worked out on ``device``, or where the latent weights are.
+
+    >>> latents, threshold = {"w": torch.tensor([0.5, -2.0])}, torch.tensor([1.0])
+    >>> state = {"names": ["w"], "latents": latents, "control": {"threshold": threshold}}
+    >>> pruned_weights({"names": {"w": "w"}, "exponent": float("inf")}, state)
+    {'w': tensor([ 0., -2.])}
+    """
+    latents = [pruner["latents"][name] for name in pruner["names"]]
+    thresholds = pruner["control"]["threshold"]
+    if device is not None:
+        latents, thresholds = [latent.to(device) for latent in latents], thresholds.to(device)
+    with torch.no_grad():
+        values = dict(zip(pruner["names"], shrunk(latents, thresholds, derived["exponent"]), strict=True))
+    return {name: values[home] for name, home in derived["names"].items()}
+
 
 #: What a plain file calls each type.
 _CODES = {dtype: code for code, dtype in (NEWER_CODES | BY_CODE).items()}

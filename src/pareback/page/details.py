@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..reproduce.plots import layer
-from ..runs.histogram import Histogram
-from ..runs.record import Record
+from ..runs.record import Histogram, Record
 from .budget import grown, ramp, target
 from .groups import TaskRuns
 from .runs import Run

@@ -10,8 +10,7 @@ from typing import Any
 
 from .. import files
 from ..lab.optional import optional
-from ..runs.histogram import Histogram
-from ..runs.record import Record
+from ..runs.record import Histogram, Record
 
 #: Okabe and Ito's colours; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -24,8 +24,7 @@ from pareback.lab.recipe.goals import METHODS, pruner_of
 from pareback.lab.recipe.reading import override, read, to_dict
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
 from pareback.lab.train.multiplicative import MultiplicativeSGD
-from pareback.lab.train.step import TrainStep
-from pareback.lab.train.tally import Sums, Tally
+from pareback.lab.train.step import Sums, Tally, TrainStep
 from pareback.lab.trainer import train
 from pareback.runs.folder import RunFolder, result_of
 

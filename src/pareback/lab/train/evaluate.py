@@ -8,8 +8,7 @@ from torch import nn
 
 from ..data.sources import Source
 from .distributed import Team
-from .step import Forward
-from .tally import Sums, Tally
+from .step import Forward, Sums, Tally
 
 #: Numbers of input per batch: 1,000 images of 32×32 and few enough of 224×224.
 _INPUTS = 2**22

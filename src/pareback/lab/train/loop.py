@@ -15,8 +15,7 @@ from ... import files
 from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
-from ...runs.extending import check_ramp
-from ...runs.folder import RunFolder, resume_command, started
+from ...runs.folder import RunFolder, check_ramp, resume_command, started
 from ...runs.origins import changed, origins
 from .. import environment
 from ..data.sources import open_source, steps_per_epoch
@@ -28,7 +27,7 @@ from .evaluate import evaluate
 from .optimizers import rate
 from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
 from .state import Parts
-from .tally import Sums, Tally
+from .step import Sums, Tally
 
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..data.sources import Source
 from ..optional import optional
 from ..recipe import Recipe
-from .tally import Sums
+from .step import Sums
 
 _MINUTE = 60.0
 

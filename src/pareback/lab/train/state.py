@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...artifact.latent import pruned_weights
+from ...artifact.weights import pruned_weights
 from ..data.sources import Source
 from ..models.build import build
 from ..recipe.goals import pruner_of

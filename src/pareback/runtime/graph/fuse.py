@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from .capture import CapturedModel
-from .channels import with_channels
-from .channels_last import with_channels_second
+from .channels import with_channels, with_channels_second
 from .operation import Operation, TorchCall
 from .ops import Activation, Add, Affine, Channels, Convolution, Gate, Linear, WeightedOp
 

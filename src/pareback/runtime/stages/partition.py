@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from ..graph.capture import CapturedModel
 from ..graph.encoders import with_encoders
-from ..graph.gates import is_matrix_read, with_gates
 from ..graph.operation import Operation
 from ..graph.ops import Encoder, GlobalMean, Linear, WeightedOp
-from ..graph.patches import patches_as_linear
+from ..graph.rewrite import is_matrix_read, patches_as_linear, with_gates
 from ..lower.tiling import NoTilingError
 from ..lower.tuning import Tuner
 from .base import Chain, Stage

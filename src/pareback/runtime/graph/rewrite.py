@@ -1,12 +1,14 @@
-"""Convolutions that cut images into patches, as linear layers over them: patches fill lanes better than images do."""
+"""Operations in another form before stages are made: patch convolutions as linear layers, gates."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from .capture import CapturedModel
 from .operation import Operation, TorchCall, ValueName
-from .ops import Convolution, Linear, Taps
+from .ops import Convolution, Gate, GateLayer, GlobalMean, Linear, Taps
 
 aten = torch.ops.aten
 _WHY = "it only moves numbers about"
@@ -56,3 +58,34 @@ def _rewritten(operation: Convolution, shape: tuple[int, ...]) -> list[Operation
 
 def _moved(out: str, target: object, x: str, *arguments: object) -> TorchCall:
     return TorchCall(out, target, (ValueName(x), *arguments), {}, _WHY)
+
+
+def with_gates(operations: Sequence[Operation]) -> list[Operation]:
+    """Return the operations with 1×1 convolutions over means, and over one another's results, as layers over rows."""
+    matrices: set[str] = set()
+    result: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, Convolution) and operation.x in matrices and _is_layer(operation):
+            one = operation
+            operation = GateLayer(one.out, one.x, one.taps, one.bias, one.activation)
+        if isinstance(operation, GateLayer) or (isinstance(operation, GlobalMean) and operation.keep_dimensions):
+            matrices.add(operation.out)
+        result.append(operation)
+    return result
+
+
+def _is_layer(operation: Convolution) -> bool:
+    """Whether a convolution is a linear layer where images have a single position."""
+    taps = operation.taps
+    plain = (*taps.weight.shape[2:], taps.stride, taps.padding, taps.groups) == (1, 1, 1, 0, 1)
+    return plain and operation.residual is None and not operation.activation.startswith("leaky_relu")
+
+
+def is_matrix_read(operation: Operation, operations: Sequence[Operation]) -> bool:
+    """Whether an operation would have to find in lanes what is a matrix, or multiplies by what is none."""
+    matrices = {o.out for o in operations if isinstance(o, GlobalMean | GateLayer)}
+    if isinstance(operation, GateLayer):
+        return False
+    if isinstance(operation, Gate):
+        return operation.other not in matrices or operation.x in matrices
+    return not matrices.isdisjoint(operation.reads)
