@@ -9,10 +9,10 @@
 import sys as _sys
 
 from . import _early_interrupt as _early_interrupt  # before everything that takes time
-from . import methods
 from ._version import __version__
 
 if not _early_interrupt.is_for_help(_sys.orig_argv):
+    from . import methods
     from .artifact import BadFile, load, save
     from .costs.flops import FlopCount, count_flops
     from .errors import UserError

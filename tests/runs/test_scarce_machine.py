@@ -111,7 +111,7 @@ def test_a_command_without_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def scarce(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("pareback.commands.inspection.inspect_path", scarce)
+    monkeypatch.setattr("pareback.runs.counts.inspect_path", scarce)
     assert main(["inspect", "somewhere"]) == 1
     assert capsys.readouterr().err == (
         "pareback: error: There is not enough memory for this. Free some, or raise the limit (ulimit -v).\n"

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pareback.artifact.weights import read_weights
-from pareback.commands.inspection import inspect_path
 from pareback.errors import BadFile
 from pareback.lab.models.build import build
 from pareback.lab.recipe.reading import override
@@ -21,6 +20,7 @@ from pareback.lab.train.state import Parts
 from pareback.lab.train.step import TrainStep
 from pareback.lab.trainer import train
 from pareback.runs import checkpoints
+from pareback.runs.counts import inspect_path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -367,7 +367,7 @@ def test_a_terminal_gets_a_live_line(
     out = capsys.readouterr().out
     assert "epoch 1/2  loss " in out
     assert "epoch 2/2  loss " in out
-    for word in ("images/s", "left", "sparsity", "test", "train"):
+    for word in ("images/s", "left", "zeros", "test", "train"):
         assert word in out
 
 

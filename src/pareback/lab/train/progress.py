@@ -96,11 +96,10 @@ class Live(PlainLines):
         bars = optional("rich.progress")
         self._bar = bars.Progress(
             bars.TextColumn("epoch {task.fields[epoch]}"),
-            bars.BarColumn(bar_width=24),
+            bars.BarColumn(bar_width=8),
             bars.TextColumn("{task.fields[about]}"),
             transient=True,
         )
-        self._steps, self._known = steps, ""
         self._task = self._bar.add_task("", total=steps, epoch=f"1/{epochs}", about="starting")
         self._bar.start()
 
@@ -110,14 +109,12 @@ class Live(PlainLines):
 
     def step(self, epoch: int, sums: Sums, speed: float, left: float) -> None:
         """Move the bar."""
-        parts = [*_running(sums), self._known, _speed(speed), _left(left)]
-        about = "  ".join(part for part in parts if part)
+        about = "  ".join([*_running(sums), _speed(speed), _left(left)])  # 80 columns with the bar
         self._bar.update(self._task, completed=sums.steps, epoch=f"{epoch}/{self._epochs}", about=about)
 
     def epoch(self, row: dict[str, Any], left: float) -> None:
         """Print the epoch's line and begin the next bar."""
         super().epoch(row, left)
-        self._known = _result(row)
         self._bar.update(self._task, completed=0, epoch=f"{min(row['epoch'] + 1, self._epochs)}/{self._epochs}")
 
     def close(self) -> None:
