@@ -2,7 +2,7 @@
 #   make demo    prunes two small networks on real digits, prints a table and draws pictures
 #   make test    runs the tests, a process per core with one thread each
 # and between them, while working:
-#   make quick   runs those that are not marked slow, in under a minute on two cores
+#   make quick   runs those that are not marked slow, in about a minute on two cores
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed

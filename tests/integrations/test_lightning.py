@@ -31,6 +31,8 @@ from lightning.pytorch.strategies import FSDPStrategy
 
 from pareback.integrations.lightning import Prune
 
+pytestmark = pytest.mark.slow  # many seconds in all
+
 GOAL, KEPT = pb.Budget(sparsity=0.8), 665
 NAMES = [f"net.{name}" for name in PRUNED]
 

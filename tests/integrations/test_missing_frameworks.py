@@ -10,6 +10,8 @@ import pytest
 
 import pareback as pb
 
+pytestmark = pytest.mark.slow  # many seconds in all
+
 
 @pytest.mark.parametrize("framework", ["lightning", "transformers"])
 def test_a_framework_that_is_not_installed(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:

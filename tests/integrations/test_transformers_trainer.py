@@ -18,6 +18,8 @@ transformers = pytest.importorskip("transformers")
 
 from pareback.integrations.transformers import STATE, Prune  # noqa: E402
 
+pytestmark = pytest.mark.slow  # many seconds in all
+
 GOAL = pb.Budget(sparsity=0.8)
 
 

@@ -22,7 +22,7 @@ from pareback.lab.trainer import train
 from pareback.runs import locking
 from pareback.runs.folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 RECIPE = Recipe(
     data=DataRecipe(batch_size=256), goal=GoalRecipe("budget", sparsity=0.9), train=TrainRecipe(epochs=2, device="cpu")

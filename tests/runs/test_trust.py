@@ -20,7 +20,7 @@ from pareback.lab.trainer import train
 from pareback.runs.export import network_of
 from pareback.runs.trust import UntrustedCode, admit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SOURCE = """
 import math

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pareback.runtime import Engine
 from pareback.runtime import compile as compiled
 
-pytestmark = pytest.mark.usefixtures("without_gradients")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_gradients")]
 
 BATCHES = (1, 2, 3, 7, 16, 33)
 
