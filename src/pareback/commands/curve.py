@@ -6,7 +6,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidUse
 from .arguments import Command, Parser, UsageError, add_recipe_options, changes, listed_values, seeds
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..curves.planning import Task
     from ..curves.running import Progress
     from ..lab.recipe.schema import Recipe
-
-T = TypeVar("T")
 
 
 def _options(parser: Parser) -> None:

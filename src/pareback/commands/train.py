@@ -88,15 +88,12 @@ def _summary(result: dict[str, Any], out: Path) -> str:
     seconds = f"{result['seconds']['total']:.1f} s"
     came = f"{result['name']}: {result['accuracy']:.2f} % accuracy, {kept}{pruned}, {seconds}."
     asked = [
-        f"{_UNITS[one.name]}: {math.floor(one.allowed):,} allowed, {int(one.got):,} kept"
+        f"{one.unit[:1].upper()}{one.unit[1:]}: {math.floor(one.allowed):,} allowed, {int(one.got):,} kept"
         for one in limits(result["recipe"]["goal"], result)
     ]
     met = f" {'; '.join(asked)}." if asked else ""
     return f"{came}{met} Everything is in {place(out)}."
 
-
-#: What each limit counts.
-_UNITS = {"sparsity": "Weights", "params": "Parameters", "flops": "FLOPs", "bytes": "Bytes"}
 
 COMMAND = Command(
     "Train a recipe, or the digits without one, into a run folder.",

@@ -11,11 +11,10 @@ import torch
 
 from ..costs.limits import mask_bytes
 from ..goals.budget import EXACT_RAMP
-from ..runs.exactness import LIMITS, limits
+from ..lab.recipe.goals import LIMITS
 from ..runs.exactness import allowed as allowed_at
+from ..runs.exactness import limits
 from ..thresholds.controller import ramp_share
-
-_UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def kept(recipe: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Kept, ..
     goal = {name: recipe[f"goal.{name}"] for name in ("kind", *LIMITS)}
     by_layer = goal["kind"] == "budget" and recipe["goal.enforce"] != "exact" and recipe["goal.average"] == "mean"
     note = " (asked of the layers' plain mean)" if by_layer else ""
-    return tuple(Kept(_UNITS[one.name], math.floor(one.allowed), int(one.got), note) for one in limits(goal, result))
+    return tuple(Kept(one.unit, math.floor(one.allowed), int(one.got), note) for one in limits(goal, result))
 
 
 def target(recipe: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:

@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Any
 
 from ..costs.amounts import amount, exact
-from ..lab.recipe.goals import METHODS
+from ..lab.recipe.goals import LIMITS, METHODS
 
-#: The limits that a goal can have.
-LIMITS = ("sparsity", "params", "flops", "bytes")
+#: What each limit counts.
+_UNITS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class RunLimit:
     name: str
     allowed: Fraction
     got: Fraction
+
+    @property
+    def unit(self) -> str:
+        """What it counts, in a word."""
+        return _UNITS[self.name]
 
 
 def limits(goal: Mapping[str, Any], result: Mapping[str, Any]) -> list[RunLimit]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ..data.sources import Source
 from ..optional import optional
 from ..recipe import Recipe
+from ..recipe.goals import LIMITS
 from .step import Sums
 
 _MINUTE = 60.0
@@ -144,7 +145,7 @@ def header(recipe: Recipe, source: Source, parameters: int, pruned: Sequence[int
     """Say what is about to be trained: data, network, goal, length. ``pruned`` are the sizes of the pruned tensors."""
     images = f"{source.size:,} images to train on, {source.test_size:,} to test with"
     size = "×".join(map(str, source.shape))
-    goal = {name: getattr(recipe.goal, name) for name in ("sparsity", "params", "flops", "bytes")}
+    goal = {name: getattr(recipe.goal, name) for name in LIMITS}
     asked = ", ".join(f"{name} {value}" for name, value in goal.items() if value is not None)
     enforced = f", {recipe.goal.enforce}" if recipe.goal.kind == "budget" else ""
     lines = [
