@@ -22,8 +22,8 @@ OPTIONS |= {"hidden": 320, "layers": 8, "length": 256, "pieces": 100_000, "batch
 
 def text(held_out: bool, length: int, most: int) -> list[dict[str, torch.Tensor]]:
     """Return the library's modules as pieces of bytes, in the order of their names; every tenth file is held out."""
-    files = sorted(Path(os.__file__).parent.glob("*.py"))
-    chosen = [file.read_bytes() for i, file in enumerate(files) if (i % 10 == 9) == held_out]
+    files = [f for f in Path(os.__file__).parent.rglob("*.py") if not {"site-packages", "test"} & set(f.parts)]
+    chosen = [file.read_bytes() for i, file in enumerate(sorted(files)) if (i % 10 == 9) == held_out]
     tokens = torch.frombuffer(bytearray(b"".join(chosen)), dtype=torch.uint8).long()
     pieces = tokens[: len(tokens) // length * length].view(-1, length)[:most]
     return [{"input_ids": piece, "labels": piece} for piece in pieces]
@@ -43,8 +43,8 @@ def trained(options: argparse.Namespace, sparsity: float) -> dict[str, float]:
     data, test = (text(held_out, options.length, options.pieces) for held_out in (False, True))
     trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=test, callbacks=prune)
     trainer.train()
-    loss, found = trainer.evaluate()["eval_loss"], pb.inspect(model)
-    return {"sparsity": sparsity, "loss": loss, "params": found.params, "nonzeros": found.nonzeros}
+    found = {"sparsity": sparsity, "loss": trainer.evaluate()["eval_loss"], "pieces": len(data)}
+    return found | {"params": pb.inspect(model).params, "nonzeros": pb.inspect(model).nonzeros}
 
 
 if __name__ == "__main__":
