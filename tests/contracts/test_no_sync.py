@@ -371,7 +371,7 @@ def test_eager_steps_after_replays():
 def test_moving_the_model_to_the_gpu_keeps_the_latent_weights():
     """A model pruned on the CPU and moved with ``.cuda()`` keeps every latent weight, and its steps never wait."""
     model = on_gpu().cpu()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.5), ramp=0)
     with pruner.latents():
         before = [p.detach().clone() for p in model.parameters()]

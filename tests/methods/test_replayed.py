@@ -71,7 +71,7 @@ def test_a_captured_training_ends_where_an_ordinary_one_does(goal: pb.Goal) -> N
     ends = []
     for captured in (False, True):
         model = network().cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1, device="cuda"), momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         pruner = pb.Pruner(model, optimizer, goal, total_steps=STEPS)
         x, y = torch.empty(32, 20, device="cuda"), torch.empty(32, dtype=torch.int64, device="cuda")
 

@@ -110,8 +110,9 @@ class Attachment:
 
         So steps torch's distributed checkpoint (``get_state_dict``, ``set_state_dict``), to let a fresh optimizer make
         room for the state that is to be loaded. It belongs to no training: nothing is counted, taken over or pruned.
+        An optimizer that has state is left alone there, so its steps at rate zero need not wait for a GPU's answer.
         """
-        if not all(_is_zero(group.get("lr")) for group in optimizer.param_groups):
+        if optimizer.state or not all(_is_zero(group.get("lr")) for group in optimizer.param_groups):
             return False
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if not grads or any(grad.layout is not torch.strided for grad in grads):

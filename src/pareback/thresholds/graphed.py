@@ -7,7 +7,9 @@ part of the user's graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from .controller import Controller, Rates, Recount
 
 #: Steps before a graph is made: the first compile the controller, and find out where memory comes to lie.
 _WARM_UP = 3
+#: How often a graph is tried for before steps stay without: slower, not wrong.
+_TRIES = 3
 
 
 class GraphedStep:
@@ -39,20 +43,21 @@ class GraphedStep:
         #: What the last step measured.
         self.moments: Moments | None = None
         self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._steps, self._refused = 0, False
+        self._steps, self._tries = 0, 0
 
     def is_ready(self) -> bool:
         """Whether the graphs are there, or can be made now; counts the steps until then."""
         self._steps += 1
         if self._graphs:
             return True
-        if self._steps <= _WARM_UP or self._refused:
+        if self._steps <= _WARM_UP or self._tries == _TRIES:
             return False
+        self._tries += 1
         try:
             self._graphs = [_captured(self._measure), _captured(self._advance)]
-        except RuntimeError:  # something here cannot be captured: slower, not wrong
-            self._refused = True
-        return not self._refused
+        except RuntimeError:  # something here cannot be captured, or something else got in its way
+            return False
+        return True
 
     def measure(self, grads: Sequence[Tensor | None]) -> None:
         """Let the latents take over edits of their weights, and measure them."""
@@ -78,10 +83,10 @@ class GraphedStep:
 
 
 def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """PassRecord work as a graph, without a word to other threads or to the memory that others hold."""
+    """Record work as a graph, without a word to other threads or to the memory that others hold."""
     graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    with torch.cuda.stream(aside), _uncollected():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             work()
@@ -89,3 +94,15 @@ def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
             graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
     return graph
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector out: a graph or an event that it frees would break off the recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
