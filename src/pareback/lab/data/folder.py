@@ -18,6 +18,7 @@ from ...messages import listed
 from ..optional import optional
 from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .decoded import DecodedFolder
 from .sources import fingerprint
 
 #: ImageNet's, which pretrained networks expect.
@@ -26,10 +27,11 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Sample = tuple[str, int]
 
 
-def opened(recipe: DataRecipe, device: torch.device) -> Folder:
+def opened(recipe: DataRecipe, device: torch.device) -> Folder | DecodedFolder:
     """Open what a recipe asks for."""
     assert recipe.path is not None  # as its kind says
-    return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
+    found = Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
+    return found.decoded() if recipe.memory else found
 
 
 class Folder:
@@ -84,6 +86,21 @@ class Folder:
         """Return the test images in batches, each image once over all processes."""
         shares = shares_of_test(self.test_size, batch, rank, world)
         return self._load(_Images(self._test, self.shape[1], None), [list(share) for share in shares])
+
+    def decoded(self) -> DecodedFolder:
+        """Return the same images, read now and kept on the device, where they are cropped."""
+        return DecodedFolder(
+            self._train,
+            self._test,
+            self.classes,
+            (self.mean, self.std),
+            self.fingerprint,
+            self._device,
+            read=_read_or_refuse,
+            image_size=self.shape[1],
+            augment=self._augment,
+            workers=self._workers,
+        )
 
     def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         loader: DataLoader[_Item] = DataLoader(
@@ -154,6 +171,13 @@ def _read(path: str) -> Any:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
         return _Unreadable(f"{path} cannot be read as an image ({error}): replace or remove it.")
+
+
+def _read_or_refuse(path: str) -> Any:
+    image = _read(path)
+    if isinstance(image, _Unreadable):
+        raise InvalidValue(image.sentence)
+    return image
 
 
 def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:

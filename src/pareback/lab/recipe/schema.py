@@ -24,6 +24,8 @@ class DataRecipe:
     """Side of the crops taken from a folder's images."""
     workers: int = 4
     """Processes that read a folder's images."""
+    memory: bool = False
+    """Whether a folder's images are read once, and kept and cropped on the device: for a few gigabytes of them."""
     download: bool = False
     """Whether torchvision may download CIFAR."""
     val_share: float = 0.0
