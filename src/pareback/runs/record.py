@@ -229,6 +229,8 @@ def _without_paths(result: dict[str, Any]) -> dict[str, Any]:
         environment["command"] = command(environment.pop("argv"))
     if recipe["data"]["path"] is not None:
         recipe["data"] = {**recipe["data"], "path": Path(recipe["data"]["path"]).name}
+    if recipe["model"]["pretrained"] is not None:
+        recipe["model"] = {**recipe["model"], "pretrained": Path(recipe["model"]["pretrained"]).name}
     return {**result, "environment": environment, "recipe": recipe}
 
 
