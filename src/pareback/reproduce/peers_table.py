@@ -107,8 +107,9 @@ def _reference_of(section: Experiment, row: PaperRow) -> str:
 
 def _is_default(row: PaperRow) -> bool:
     """Whether a row is of this library as it is, or dense."""
-    plain = row.changes.get("goal.ramp", 0.5) == 0.5 and row.changes.get("optimizer.kind") != "ham"
-    return plain and method_of(row) in ("exact", "dense")
+    usual = {"goal.ramp": 0.5, "goal.straight_through": True}
+    plain = all(row.changes.get(key, value) == value for key, value in usual.items())
+    return plain and row.changes.get("optimizer.kind") != "ham" and method_of(row) in ("exact", "dense")
 
 
 def kept_flops(runs: Sequence[Record]) -> float | None:
