@@ -178,6 +178,12 @@ def unwrapped(optimizer: Any) -> Any:
         optimizer = getattr(optimizer, attribute)
 
 
+def is_accelerated(optimizer: Any) -> bool:
+    """Whether Accelerate's ``prepare`` has wrapped it: what is registered there is saved by the main process alone."""
+    several = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    return any(kind.__module__.split(".")[0] == "accelerate" for one in several for kind in type(one).__mro__)
+
+
 def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:
     if isinstance(optimizer, LBFGS) and not closures:
         raise InvalidValue(
