@@ -43,7 +43,7 @@ NAMES = [f"net.{name}" for name in PRUNED]
 def _quiet(one_thread: None) -> Iterator[None]:
     """A framework's own advice is not what is tested here; our warnings are."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="(lightning|torch)")
+        warnings.filterwarnings("ignore", module="(lightning|pytorch_lightning|torch)")
         yield
 
 
@@ -322,6 +322,29 @@ def test_averages_are_of_latents_and_are_pruned(make: Any, first: str, tmp_path:
         saved = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)
         for part in ("state_dict", "current_model_state"):
             assert sum(int(saved[part][name].count_nonzero()) for name in NAMES) == KEPT, (epoch, part)
+
+
+def test_the_other_package_of_lightning(tmp_path: Path) -> None:
+    """``pytorch_lightning`` has classes of its own: its averages and checkpoints are known, too."""
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Twin(other.LightningModule):
+        training_step, validation_step, loss = Module.training_step, Module.validation_step, Module.loss
+        configure_optimizers = Module.configure_optimizers
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.norm, self.seen = network(), nn.Identity(), []
+
+    module, prune = Twin(), Prune(GOAL)
+    saver = other.callbacks.ModelCheckpoint(tmp_path, "best", monitor="loss", mode="max")  # the first would be best
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    callbacks = [prune, other.callbacks.EMAWeightAveraging(decay=0.8), saver]
+    trainer = other.Trainer(callbacks=callbacks, max_epochs=4, num_sanity_val_steps=0, **quiet)
+    trainer.fit(module, *(torch.utils.data.DataLoader(batches(count), batch_size=None) for count in (10, 2)))
+    saved = torch.load(saver.best_model_path, weights_only=True)["state_dict"]
+    assert sum(int(saved[name].count_nonzero()) for name in NAMES) == kept(module) == KEPT
+    assert all(abs(count - KEPT) <= 10 for count in module.seen[-4:])
 
 
 def test_an_average_does_not_change_the_training_and_resumes(tmp_path: Path) -> None:

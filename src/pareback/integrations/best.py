@@ -10,9 +10,16 @@ import warnings
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from .session import Session
+
+#: Lightning comes as two packages, each with classes of its own.
+_PACKAGES = ("lightning", "pytorch_lightning")
+
+
+def is_lightnings(value: object, name: str) -> bool:
+    """Whether ``value`` is of the class of that name, in whichever package it comes."""
+    return any(one.__name__ == name and one.__module__.split(".")[0] in _PACKAGES for one in type(value).__mro__)
 
 
 class BestAfterRamp:
@@ -20,8 +27,8 @@ class BestAfterRamp:
 
     def __init__(self, trainer: Any, session: Session) -> None:
         self._session, self._in_ramp = session, session.in_ramp()
-        self._savers = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint) and one.monitor]
-        self._stoppers = [one for one in trainer.callbacks if isinstance(one, EarlyStopping)]
+        self._savers = [one for one in trainer.callbacks if is_lightnings(one, "ModelCheckpoint") and one.monitor]
+        self._stoppers = [one for one in trainer.callbacks if is_lightnings(one, "EarlyStopping")]
         self._saves_between = any(one._every_n_train_steps or one._train_time_interval for one in self._savers)
 
     def after_batch(self, last: bool) -> None:

@@ -16,18 +16,18 @@ from ..pruning.state import whole_state
 from ..report import Report
 from ..sharding import is_sharded, whole
 from .averaging import PrunedAverage, PrunedSwa
+from .best import BestAfterRamp, is_lightnings
 from .session import Session
 
 try:
     from lightning.pytorch import Callback
-    from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-    from lightning.pytorch.strategies import FSDPStrategy
-except ImportError as error:
-    raise InvalidUse(
-        "Lightning is not installed, which this callback is for. pip install 'pareback[frameworks]' installs it."
-    ) from error
-
-from .best import BestAfterRamp
+except ImportError:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError as error:
+        raise InvalidUse(
+            "Lightning is not installed, which this callback is for. pip install 'pareback[frameworks]' installs it."
+        ) from error
 
 
 class LightningPrune(Callback):  # type: ignore[misc]
@@ -63,7 +63,7 @@ class LightningPrune(Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what cannot be pruned, and stand between averages and the model."""
         self._restored = self._best = None  # of validate(ckpt_path=...), or of a fit that was interrupted
-        if isinstance(trainer.strategy, FSDPStrategy):
+        if is_lightnings(trainer.strategy, "FSDPStrategy"):
             raise InvalidValue(
                 "Trainer(strategy='fsdp') flattens parameters, so tensors cannot be told apart. Use "
                 "strategy=ModelParallelStrategy() and call fully_shard in configure_model."
@@ -73,9 +73,9 @@ class LightningPrune(Callback):  # type: ignore[misc]
         for callback in trainer.callbacks if stage == "fit" else []:
             if id(callback) in self._averages:
                 continue
-            if isinstance(callback, WeightAveraging):
+            if is_lightnings(callback, "WeightAveraging"):
                 self._averages[id(callback)] = PrunedAverage(callback, self._session)
-            elif isinstance(callback, StochasticWeightAveraging):
+            elif is_lightnings(callback, "StochasticWeightAveraging"):
                 self._averages[id(callback)] = PrunedSwa(callback, self._session)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -184,6 +184,6 @@ def _total_steps(trainer: Any, module: Any) -> int | None:
         return int(steps) // several  # max_steps counts those of every optimizer
     for callback in trainer.callbacks:
         # It appends an epoch that trains nothing, to measure the statistics of batch norm.
-        if isinstance(callback, StochasticWeightAveraging) and callback._model_contains_batch_norm:
+        if is_lightnings(callback, "StochasticWeightAveraging") and callback._model_contains_batch_norm:
             steps -= steps // trainer.max_epochs
     return int(steps)

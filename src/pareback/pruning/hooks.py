@@ -17,6 +17,7 @@ from ..errors import InvalidType, InvalidUse, InvalidValue
 #: do no more than call its own, so that everything is seen from there.
 _WRAPPERS = {
     ("accelerate", "AcceleratedOptimizer"): "optimizer",
+    ("fastai", "OptimWrapper"): "opt",
     ("lightning", "LightningOptimizer"): "_optimizer",
     ("lightning", "_FabricOptimizer"): "_optimizer",
     ("lightning_fabric", "_FabricOptimizer"): "_optimizer",
@@ -156,7 +157,14 @@ def check_optimizers(optimizer: Optimizer | Sequence[Optimizer], closures: bool 
     optimizer = unwrapped(optimizer)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(optimizers, Sequence) or not optimizers:
-        raise InvalidType(f"optimizer must be a torch.optim.Optimizer or a sequence of them, not {_kind(optimizer)}.")
+        hint = (
+            " Make the Learner with opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)."
+            if type(optimizer).__module__.startswith("fastai.")
+            else ""
+        )
+        raise InvalidType(
+            f"optimizer must be a torch.optim.Optimizer or a sequence of them, not {_kind(optimizer)}.{hint}"
+        )
     optimizers = [unwrapped(one) for one in optimizers]
     for one in optimizers:
         if not isinstance(one, Optimizer):
@@ -204,4 +212,5 @@ def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:
 
 
 def _kind(value: object) -> str:
-    return type(value).__name__
+    kind = type(value)
+    return kind.__name__ if kind.__name__ != "Optimizer" else f"{kind.__module__}.{kind.__name__}"
