@@ -399,6 +399,8 @@ def test_two_processes(strategy: str, ranks: list[dict[str, Any]]) -> None:
     assert one["kept"] == one["saved"] == KEPT
     assert_same(two["straight"], one["straight"])
     assert_same(one["resumed"], one["straight"])
+    for name, value in ranks[0]["ddp"]["straight"].items():  # and DDP agrees with one process
+        torch.testing.assert_close(one["straight"][name], value, rtol=0, atol=1e-4)
 
 
 def test_the_older_fsdp_is_refused() -> None:
@@ -411,13 +413,23 @@ def test_the_older_fsdp_is_refused() -> None:
 
 
 def test_a_training_without_an_end(tmp_path: Path) -> None:
-    with pytest.raises(pb.UserError, match="total_steps"):
+    with pytest.raises(pb.UserError, match=r"Trainer\(max_steps=...\), or Prune\(goal, total_steps=...\)"):
         fit(Module(), tmp_path, Prune(GOAL), max_epochs=-1, max_time="00:00:00:01")
     module, prune = Module(), Prune(GOAL, total_steps=30)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "finish\\(\\) was called after")
         fit(module, tmp_path, prune, max_epochs=-1, max_time="00:00:00:01")
     assert kept(module) == KEPT
+
+
+class WithoutOptimizer(Module):
+    def configure_optimizers(self) -> None:
+        """It keeps its optimizer to itself."""
+
+
+def test_a_module_without_optimizers(tmp_path: Path) -> None:
+    with pytest.raises(pb.UserError, match=r"configure_optimizers\(\) returned nothing"):
+        fit(WithoutOptimizer(), tmp_path, Prune(GOAL))
 
 
 def test_an_option_that_is_not_there() -> None:

@@ -81,6 +81,11 @@ class LightningPrune(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Build the pruner; model and optimizers are restored by now."""
         optimizers = [unwrapped(one) for one in trainer.optimizers]
+        if all(is_lightnings(one, "_MockOptimizer") for one in optimizers):
+            raise InvalidUse(
+                "configure_optimizers() returned nothing, and a model is pruned in the steps of its optimizers. Return "
+                "those that manual optimization steps, too."
+            )
         restored, self._restored = self._restored, None
         if restored and restored["pruner"] is None:
             self._session.keep_zeros(pl_module, optimizers)
@@ -88,10 +93,22 @@ class LightningPrune(Callback):  # type: ignore[misc]
             steps = None if "total_steps" in self._session.options else _total_steps(trainer, pl_module)
             if steps is not None and restored is None and self._session.pruner is None:
                 steps -= _steps_done(trainer, pl_module)  # of a dense training that is resumed
+            self._check_length(steps)
             self._session.begin(pl_module, optimizers, steps, restored and restored["pruner"])
         self._best = BestAfterRamp(trainer, self._session)
         for average in self._averages.values():
             average.begin()
+
+    def _check_length(self, steps: int | None) -> None:
+        """Ask in Lightning's words for the length of a training whose target grows."""
+        options, ramp = self._session.options, self._session.options.get("ramp")
+        grows = self._session.goal.usual_ramp if ramp is None else ramp
+        if steps is None and "total_steps" not in options and grows:
+            raise InvalidValue(
+                "The target grows over a share of the training, and this one has no end: Trainer(max_epochs=-1), or "
+                "a loader without a length. Give Trainer(max_steps=...), or Prune(goal, total_steps=...) with the "
+                "steps of the optimizer that you expect; Prune(goal, ramp=0) prunes to the full target at once."
+            )
 
     # -- in training -------------------------------------------------------------------------------------------------
 
@@ -178,7 +195,7 @@ def _total_steps(trainer: Any, module: Any) -> int | None:
     """Return the rounds of optimizer steps that the trainer is going to take."""
     steps = trainer.estimated_stepping_batches
     if math.isinf(steps) or steps < 1:
-        return None
+        return None  # the pruner can do without it, unless its target grows
     several = 1 if module.automatic_optimization else len(trainer.optimizers)
     if steps == trainer.max_steps:
         return int(steps) // several  # max_steps counts those of every optimizer

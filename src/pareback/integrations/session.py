@@ -90,5 +90,7 @@ class Session:
         if self.pruner is None and self._kept is not None:
             return inspect_model(self._kept)
         if self.pruner is None or not self.pruner.finished:
-            raise InvalidUse("There is no report yet: the training has not come to its end.")
+            raise InvalidUse(
+                "There is no report yet: the training has not come to its end. Ask after fit() or train()."
+            )
         return self.pruner.finish()
