@@ -512,7 +512,8 @@ class Pruner:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``.
 
-        Of a sharded model it has this process's shards; with an optimizer that Accelerate has prepared, all of them.
+        Of a sharded model it has this process's shards; with an optimizer that Accelerate has prepared, all of them,
+        and every process has to ask.
         """
         self._settle()
         state = saved.state_of(self._step, self.goal, self.latent_tensors())
