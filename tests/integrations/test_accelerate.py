@@ -24,7 +24,7 @@ GOAL, KEPT, TOTAL = pb.Budget(sparsity=0.8), 665, 20
 @pytest.fixture(autouse=True)
 def _quiet(one_thread: None) -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="(torch|accelerate)")
+        warnings.filterwarnings("ignore", module="(torch|accelerate|lightning)")
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # one per process, else
         yield
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -103,6 +103,37 @@ def test_wrappers_of_other_frameworks_are_unwrapped() -> None:
         assert pruner.optimizers == [inner]
         pruner.detach()
         assert pruner.names == PRUNED
+
+
+def test_what_fabric_sets_up_is_pruned_under_plain_names(tmp_path: Path) -> None:
+    """Its wrapper has everything in it twice; ``save`` and ``load`` take the pruner along."""
+    pytest.importorskip("lightning.fabric")
+    from lightning.fabric import Fabric
+
+    def loop(model: Any, optimizer: Any, data: Any) -> None:
+        for x, y in data:
+            optimizer.zero_grad()
+            fabric.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+
+    def build(seed: int) -> dict[str, Any]:
+        model = network(seed)
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+        pruner = pb.Pruner(model, optimizer, GOAL, TOTAL, include=PRUNED)
+        return {"model": model, "optimizer": optimizer, "pruner": pruner}
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    straight, data = build(0), batches(TOTAL)
+    assert straight["pruner"].names == PRUNED
+    loop(straight["model"], straight["optimizer"], data[:12])
+    fabric.save(tmp_path / "saved.ckpt", straight)
+    loop(straight["model"], straight["optimizer"], data[12:])
+    resumed = build(5)
+    fabric.load(tmp_path / "saved.ckpt", resumed)
+    loop(resumed["model"], resumed["optimizer"], data[12:])
+    assert_same(copied(resumed["model"]), copied(straight["model"]))
+    report = resumed["pruner"].finish()
+    assert (report.pruned_nonzeros, report.rows[0].name) == (KEPT, "0.weight")
 
 
 def test_a_wrapper_that_averages_is_still_refused() -> None:
