@@ -24,7 +24,7 @@ from . import state as saved
 from .attachment import Attachment, reusable
 from .beside import BesideOptimizer
 from .groups import Groups
-from .hooks import check_optimizers, check_ownership
+from .hooks import check_optimizers, check_ownership, is_accelerated
 from .landing import Lander
 from .options import (
     check_dense_gradients,
@@ -146,6 +146,7 @@ class Pruner:
         if growing == 0:
             goal.check_start(resolved, state.nonzero.tolist())
         self._report: Report | None = None
+        self._saved_whole = is_accelerated(optimizer)
         self._looking = False  # whether the latent weights are in the model because the user asked for them
         choice = (include, exclude, min_size)
         self._attachment = Attachment(
@@ -427,9 +428,14 @@ class Pruner:
     # -- checkpoints and copies --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``."""
+        """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``.
+
+        Of a sharded model it has this process's shards; with an optimizer that Accelerate has prepared, all of them,
+        and every process has to ask.
+        """
         self._settle()
-        return saved.state_of(self._step, self.goal, self.latent_tensors())
+        state = saved.state_of(self._step, self.goal, self.latent_tensors())
+        return saved.whole_state(state) if self._saved_whole else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Load the model's own weights before or after; the order does not matter."""
