@@ -93,6 +93,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.pt"
         self.model = path / "model.safetensors"
         self.average = path / "model-ema.safetensors"
+        self.best = path / "model-best.safetensors"
         self.result = path / "result.json"
         self.code = path / "code.json"
         self.tensorboard = path / "tensorboard"
@@ -130,7 +131,7 @@ class RunFolder:
     @property
     def files(self) -> list[Path]:
         """What a run writes, the result first: without it the rest counts as unfinished."""
-        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
+        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average, self.best]
         return [self.result, *written, self.code, previous_of(self.checkpoint)]
 
     def standing(self, recipe: Recipe, resume: bool) -> Standing:
@@ -168,7 +169,12 @@ class RunFolder:
 
     def reopen(self) -> None:
         """Make a finished run an unfinished one, which its checkpoint goes on from."""
-        for path in (self.result, self.model, self.average):  # the result first: without it the rest is unfinished
+        for path in (
+            self.result,
+            self.model,
+            self.average,
+            self.best,
+        ):  # the result first: without it the rest is unfinished
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:

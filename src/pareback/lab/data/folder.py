@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,14 +30,15 @@ Sample = tuple[str, int]
 def opened(recipe: DataRecipe, device: torch.device) -> Folder:
     """Open what a recipe asks for."""
     assert recipe.path is not None  # as its kind says
-    return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
+    return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment, val_share=recipe.val_share)
 
 
 class Folder:
     """The images of ``path/train`` and ``path/val``, each with one folder per class.
 
     Training takes a random part of the image, scaled to ``image_size``, and mirrors half of them; the test takes the
-    centre. What is drawn depends on seed, epoch and image alone, not on who reads it.
+    centre. What is drawn depends on seed, epoch and image alone, not on who reads it. ``val_share`` of the training
+    images is held out to choose by; then ``path/val``, the test images, may be missing.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Folder:
         augment: bool = True,
         mean: Sequence[float] = MEAN,
         std: Sequence[float] = STD,
+        val_share: float = 0.0,
     ) -> None:
         if image_size < 1:
             raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
@@ -57,12 +60,15 @@ class Folder:
             )
         path = expanded(path)
         self.classes, self._train = _samples(path / "train")
-        test_classes, self._test = _samples(path / "val")
-        _check_same_classes(path, self.classes, test_classes)
-        self.size, self.test_size = len(self._train), len(self._test)
+        self._test = _test_samples(path, self.classes, bool(val_share))
+        self._val: list[Sample] = []
+        if val_share:
+            self._train, self._val = held_out_of_classes(self._train, path, val_share)
+        self.size, self.val_size, self.test_size = len(self._train), len(self._val), len(self._test)
         self.labels = len(self.classes)  # none is without images
         # By names alone: reading ImageNet would take longer than many a training.
-        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in (*self._train, *self._test)))
+        images = (*self._train, *self._val, *self._test)
+        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in images))
         self.shape = (3, image_size, image_size)
         self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
         self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
@@ -82,8 +88,15 @@ class Folder:
 
     def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the test images in batches, each image once over all processes."""
-        shares = shares_of_test(self.test_size, batch, rank, world)
-        return self._load(_Images(self._test, self.shape[1], None), [list(share) for share in shares])
+        return self._centres(self._test, batch, rank, world)
+
+    def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the training images that were held out in batches, as the test images are."""
+        return self._centres(self._val, batch, rank, world)
+
+    def _centres(self, samples: list[Sample], batch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        shares = shares_of_test(len(samples), batch, rank, world)
+        return self._load(_Images(samples, self.shape[1], None), [list(share) for share in shares])
 
     def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         loader: DataLoader[_Item] = DataLoader(
@@ -154,6 +167,48 @@ def _read(path: str) -> Any:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
         return _Unreadable(f"{path} cannot be read as an image ({error}): replace or remove it.")
+
+
+def _test_samples(path: Path, classes: tuple[str, ...], held_out: bool) -> list[Sample]:
+    """Return the test images; there need be none where others are held out to choose by."""
+    if not (path / "val").is_dir():
+        if held_out:
+            return []
+        raise MissingFile(
+            f"There is no folder {path / 'val'} with one folder per class in it: write data.val_share=0.1 to hold out "
+            "a tenth of the training images, or data.path as the folder that holds train/ and val/."
+        )
+    own, samples = _samples(path / "val")
+    _check_same_classes(path, classes, own)
+    return samples
+
+
+def held_out_of_classes(samples: list[Sample], root: Path, share: float) -> tuple[list[Sample], list[Sample]]:
+    """Divide images into those to train on and a share of every class to choose by.
+
+    Names alone decide, whatever the seed of a run, so that runs are compared on the same images, and one that is added
+    moves few others.
+
+    >>> left, held = held_out_of_classes([(f"/t/a/{n}.png", 0) for n in range(10)], Path("/t"), 0.2)
+    >>> len(left), len(held), [Path(name).stem for name, _ in held]
+    (8, 2, ['2', '7'])
+    """
+    of_class: dict[int, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: _drawn(Path(sample[0]).relative_to(root).as_posix())):
+        of_class.setdefault(sample[1], []).append(sample)
+    held = {sample for found in of_class.values() for sample in found[: round(share * len(found))]}
+    left = [sample for sample in samples if sample not in held]
+    if not held or len({label for _, label in left}) < len(of_class):
+        raise InvalidValue(
+            f"data.val_share={share!r} of {len(samples)} training images holds out {len(held)}: write a share that "
+            "leaves images of every class to train on and some to choose by, such as 0.1."
+        )
+    return left, [sample for sample in samples if sample in held]
+
+
+def _drawn(name: str) -> bytes:
+    """Return what puts names in an order that has nothing to do with what they say."""
+    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
 
 
 def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:

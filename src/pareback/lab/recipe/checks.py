@@ -127,7 +127,6 @@ _USES = (
     _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
     _Use(("data.workers", "data.image_size"), "data.kind", ("folder",)),
     _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
-    _Use(("data.val_share",), "data.kind", ("digits", "mnist5000", "cifar10", "cifar100", "npz")),
     _Use(("optimizer.strength",), "optimizer.kind", ("ham",)),
     _Use(("model.depth", "model.width"), "model.name", ("wrn",)),
     _Use(("teacher.weight", "teacher.temperature"), "teacher.run"),

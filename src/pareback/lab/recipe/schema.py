@@ -27,7 +27,9 @@ class DataRecipe:
     download: bool = False
     """Whether torchvision may download CIFAR."""
     val_share: float = 0.0
-    """Share of the training images that is held out and evaluated on, in place of the test images (not of a folder)."""
+    """Share of the training images that is held out. Of a folder's, epochs are judged by it, the best one is kept
+    beside the last, and the test images (val/, which may then be missing) are looked at once, at the end. Of others it
+    is evaluated on in place of the test images."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,9 @@ class TrainRecipe:
     """Epochs between evaluations."""
     checkpoint_every: int = 1
     """Epochs between checkpoints."""
+    recalibrate: Literal["auto", "always", "never"] = "auto"
+    """Whether batch norms' statistics are estimated anew at the end, and kept where that lowers the loss on images that
+    are held out, or else on training images. auto: where model.pretrained gives a finished network."""
     tensorboard: bool = False
     """Whether metrics also go to TensorBoard's format in the run folder."""
 

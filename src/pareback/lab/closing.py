@@ -1,0 +1,86 @@
+"""The end of a training: the model lands on its budget, its batch norms catch up, it is measured and written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..runs.folder import RunFolder
+from .best import Best
+from .data.sources import Source
+from .recalibration import Recalibration
+from .recipe.schema import Recipe
+from .train import outcome
+from .train.distributed import Team
+from .train.evaluate import Judge
+from .train.state import Parts
+from .train.step import Sums
+
+
+class Closing:
+    """What a finished training leaves in its folder: the last model, the average and the best epoch's, and figures."""
+
+    def __init__(
+        self, recipe: Recipe, here: Team, folder: RunFolder, source: Source, parts: Parts, judge: Judge
+    ) -> None:
+        self._team, self._folder, self._source, self._parts, self._judge = here, folder, source, parts, judge
+        self._recalibrated = Recalibration(recipe, here, source, parts.forward, judge)
+
+    def __call__(self, row: dict[str, Any], best: Best) -> dict[str, Any]:
+        """Finish the pruner, measure and write each model; ``row`` has the last epoch's metrics."""
+        model, pruner = self._parts.model, self._parts.pruner
+        counts = outcome.finish_and_count(model, pruner)
+        counts |= outcome.flops(model, counts["tensors"], self._source.shape)
+        known = self._figures(model, None if pruner is not None else row)
+        figures, renewed = self._recalibrated(model, known, self._figures)
+        self._save(model, "model")
+        return {
+            "accuracy": figures[f"{self._judge.measures_on}_accuracy"],
+            "accuracy_before_finish": row["test_accuracy"],
+            "test_loss": figures.get("test_loss"),
+            "recalibration": renewed,
+            **self._average(),
+            **self._choice(figures, best),
+            **counts,
+        }
+
+    def _average(self) -> dict[str, Any]:
+        if self._parts.average is None:
+            return {"ema_accuracy": None}
+        average = self._parts.average.pruned()
+        self._team.align(average)
+        figures, renewed = self._recalibrated(average, self._figures(average), self._figures)
+        self._save(average, "average")
+        return {"ema_accuracy": figures[f"{self._judge.measures_on}_accuracy"], "ema_recalibration": renewed}
+
+    def _choice(self, last: dict[str, float], best: Best) -> dict[str, Any]:
+        """Return what images that are held out say, of the last epoch and of the best; nothing where none are."""
+        if self._judge.chooses_by != "val":
+            return {}
+        said = {"val_accuracy": last["val_accuracy"], "val_loss": last["val_loss"]}
+        about: dict[str, Any] = {"measured_on": self._judge.measures_on, **said, "best": best.figures()}
+        # The last thing that is done with the model: the best epoch's weights take the place of its own.
+        self._parts.model.load_state_dict(best.weights)
+        figures, renewed = self._recalibrated(self._parts.model, self._figures(self._parts.model), self._figures)
+        self._save(self._parts.model, "best")
+        accuracy = figures[f"{self._judge.measures_on}_accuracy"]
+        nonzeros = sum(int(parameter.count_nonzero()) for parameter in self._parts.model.parameters())
+        about["best"] |= {"accuracy": accuracy, "nonzeros": nonzeros, "recalibration": renewed}
+        about["best"] |= {name: figures[name] for name in ("val_accuracy", "val_loss")}
+        return about
+
+    def _figures(self, net: nn.Module, known: dict[str, Any] | None = None) -> dict[str, float]:
+        """Measure a network on what is held out and on the test images; ``known`` has what was measured of it."""
+        found: dict[str, float] = {}
+        for part in {self._judge.chooses_by: None, self._judge.measures_on: None}:
+            if known is not None and known.get(f"{part}_accuracy") is not None:
+                found |= {f"{part}_{name}": known[f"{part}_{name}"] for name in ("accuracy", "loss")}
+                continue
+            sums: Sums = self._judge(net, part)
+            found |= {f"{part}_accuracy": sums.accuracy, f"{part}_loss": sums.mean_loss}
+        return found
+
+    def _save(self, net: nn.Module, name: str) -> None:
+        if self._team.leads:
+            outcome.save(net, getattr(self._folder, name))

@@ -1,0 +1,116 @@
+"""Batch norms of a finished network: estimated anew, and kept so where images that are not the test's say it is better.
+
+Their statistics lag behind weights that changed fast. A long training ends at a rate near zero and they catch up; a
+short one that prunes a finished network may end with statistics of a network that is no longer there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import InvalidValue
+from ..recalibrate import recalibrate
+from .data.sources import Source
+from .recipe.schema import Recipe
+from .train.distributed import Team
+from .train.evaluate import Judge
+from .train.step import Forward, Tally
+
+#: From how many training images statistics are estimated, and by how many others they are judged: averages over
+#: thousands move no more, and a CPU reads them in less than a minute.
+IMAGES = 2048
+
+#: What a network's figures are called: val_accuracy, val_loss, test_accuracy, test_loss.
+Figures = dict[str, float]
+
+
+def is_asked_for(recipe: Recipe) -> bool:
+    """Whether a recipe's networks are to be looked at: by default those that began with a finished one's weights."""
+    asked = recipe.train.recalibrate
+    return asked == "always" or (asked == "auto" and recipe.model.pretrained is not None)
+
+
+class Recalibration:
+    """Decides between the statistics that training left and new ones, by the loss on images that are held out.
+
+    Where none are, training images decide: crops of them that are drawn anew, after those of the last epoch.
+    """
+
+    def __init__(self, recipe: Recipe, here: Team, source: Source, forward: Forward, judge: Judge) -> None:
+        self._recipe, self._team, self._source = recipe, here, source
+        self._forward, self._judge = forward, judge
+
+    def __call__(
+        self, net: nn.Module, before: Figures, measured: Callable[[nn.Module], Figures]
+    ) -> tuple[Figures, dict[str, Any] | None]:
+        """Estimate anew, keep what is better and return its figures, and what was found; None without batch norms."""
+        norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+        if not norms or not is_asked_for(self._recipe):
+            return before, None
+        by = "val" if self._judge.chooses_by == "val" else "train"
+        old = {name: value.clone() for name, value in net.state_dict().items()}
+        loss_before = before["val_loss"] if by == "val" else self._training_loss(net)
+        accuracy = f"{self._judge.measures_on}_accuracy"
+        about = {"norms": len(norms), "decided_by": by, "loss_before": loss_before, "accuracy_before": before[accuracy]}
+        if not self._estimated(net, norms):
+            net.load_state_dict(old)
+            return before, {**about, "loss_after": None, "accuracy_after": None, "kept": False}
+        after = measured(net)
+        loss_after = after["val_loss"] if by == "val" else self._training_loss(net)
+        kept = loss_after < (loss_before if math.isfinite(loss_before) else math.inf)
+        if not kept:
+            net.load_state_dict(old)
+        found = {"loss_after": loss_after, "accuracy_after": after[accuracy], "kept": kept}
+        return after if kept else before, {**about, **found}
+
+    def _estimated(self, net: nn.Module, norms: list[_BatchNorm]) -> bool:
+        """Let every process estimate from its own images and take the mean; return whether all of them could."""
+        inputs = (self._forward.images(x) for x, _ in self._batches(later=0))
+        try:
+            with self._forward.autocast():
+                recalibrate(net, inputs)
+            fine = True
+        except InvalidValue:  # statistics that are not finite
+            fine = False
+        if not self._team.lowest(int(fine)):
+            return False
+        for norm in norms:
+            for value in (norm.running_mean, norm.running_var):
+                if value is not None:
+                    self._team.add(value)
+                    value.div_(self._team.world)
+        return True
+
+    @torch.no_grad()
+    def _training_loss(self, net: nn.Module) -> float:
+        """Return the mean loss over training images, as they are not those that statistics are estimated from."""
+        tally, training = Tally(self._forward.device), net.training
+        net.eval()
+        for x, y in self._batches(later=1):
+            labels = y.to(self._forward.device, non_blocking=True)
+            with self._forward.autocast():
+                logits = net(self._forward.images(x)).float()
+            tally.add(F.cross_entropy(logits, labels), logits, labels)
+        net.train(training)
+        self._team.add(tally.sums)
+        return tally.read().mean_loss
+
+    def _batches(self, later: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the first batches of an epoch that there was not: so many after the last."""
+        batch = self._recipe.data.batch_size
+        whole = self._source.batches(
+            self._recipe.train.epochs + later,
+            batch=batch,
+            seed=self._recipe.seed,
+            rank=self._team.rank,
+            world=self._team.world,
+        )
+        return islice(whole, math.ceil(IMAGES / batch))
