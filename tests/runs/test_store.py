@@ -59,7 +59,12 @@ def test_the_key_is_the_hash_of_what_decides_the_outcome() -> None:
     for name in ("device", "checkpoint_every", "tensorboard"):
         del content["train"][name]
     del content["teacher"]  # there is none
-    later = ["data.val_share", "optimizer.strength", "train.recalibrate"]  # came later, and are at their defaults
+    later = [
+        "data.val_share",
+        "optimizer.strength",
+        "train.recalibrate",
+        "data.corrupt",
+    ]  # came later, and are at their defaults
     for section, name in (field.split(".") for field in later):
         del content[section][name]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ...messages import listed
 from ..optional import optional
 from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .readable import read_image, reason, unreadable
 from .sources import fingerprint
 
 #: ImageNet's, which pretrained networks expect.
@@ -30,7 +31,15 @@ Sample = tuple[str, int]
 def opened(recipe: DataRecipe, device: torch.device) -> Folder:
     """Open what a recipe asks for."""
     assert recipe.path is not None  # as its kind says
-    return Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment, val_share=recipe.val_share)
+    return Folder(
+        recipe.path,
+        device,
+        recipe.image_size,
+        recipe.workers,
+        recipe.augment,
+        val_share=recipe.val_share,
+        corrupt=recipe.corrupt,
+    )
 
 
 class Folder:
@@ -38,7 +47,8 @@ class Folder:
 
     Training takes a random part of the image, scaled to ``image_size``, and mirrors half of them; the test takes the
     centre. What is drawn depends on seed, epoch and image alone, not on who reads it. ``val_share`` of the training
-    images is held out to choose by; then ``path/val``, the test images, may be missing.
+    images is held out to choose by; then ``path/val``, the test images, may be missing. ``corrupt`` says whether images
+    that cannot be read are looked for now, and then refused or left out, or later, when they are read.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class Folder:
         mean: Sequence[float] = MEAN,
         std: Sequence[float] = STD,
         val_share: float = 0.0,
+        corrupt: Literal["stop", "skip", "later"] = "later",
     ) -> None:
         if image_size < 1:
             raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
@@ -61,6 +72,12 @@ class Folder:
         path = expanded(path)
         self.classes, self._train = _samples(path / "train")
         self._test = _test_samples(path, self.classes, bool(val_share))
+        # More than the processors only wait for each other, and DataLoader warns about them.
+        self._workers = min(workers, _processors())
+        #: The images that are left out because they cannot be read, by their names in the tree.
+        self.skipped: tuple[str, ...] = ()
+        if corrupt != "later":
+            self._leave_out_unreadable(path, refuse=corrupt == "stop")
         self._val: list[Sample] = []
         if val_share:
             self._train, self._val = held_out_of_classes(self._train, path, val_share)
@@ -73,8 +90,29 @@ class Folder:
         self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
         self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
         self._augment, self._device = augment, torch.device(device)
-        # More than the processors only wait for each other, and DataLoader warns about them.
-        self._workers = min(workers, _processors())
+
+    def _leave_out_unreadable(self, path: Path, refuse: bool) -> None:
+        images = [image for image, _ in (*self._train, *self._test)]
+        found = unreadable(path, images, _processors())
+        if not found:
+            return
+        names = {image: Path(image).relative_to(path).as_posix() for image in found}
+        if refuse:
+            shown = ", ".join(f"{name!r} ({found[image]})" for image, name in list(names.items())[:5])
+            more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
+            raise InvalidValue(
+                f"{len(found):,} of {len(images):,} images of {path} cannot be read: {shown}{more}. Replace or remove "
+                "them, or write data.corrupt=skip to leave them out."
+            )
+        self._train = [sample for sample in self._train if sample[0] not in found]
+        self._test = [sample for sample in self._test if sample[0] not in found]
+        self.skipped = tuple(names.values())
+        empty = sorted(set(range(len(self.classes))) - {label for _, label in self._train})
+        if empty:
+            raise InvalidValue(
+                f"{path / 'train'} has no image that can be read for {listed(self.classes[label] for label in empty)}: "
+                "fill or remove these folders in train/ and in val/."
+            )
 
     def batches(
         self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
@@ -161,12 +199,12 @@ def _processors() -> int:
 
 
 def _read(path: str) -> Any:
-    pillow = optional("PIL.Image")
     try:
-        with pillow.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        return _Unreadable(f"{path} cannot be read as an image ({error}): replace or remove it.")
+        return read_image(path)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files make Pillow raise nearly anything
+        return _Unreadable(f"{path} cannot be read as an image ({reason(error, path)}): replace or remove it.")
 
 
 def _test_samples(path: Path, classes: tuple[str, ...], held_out: bool) -> list[Sample]:

@@ -97,6 +97,12 @@ def val_size(source: Source) -> int:
     return source.val_size if isinstance(source, HoldsOut) else 0
 
 
+def skipped(source: Source) -> tuple[str, ...]:
+    """Return the names of images that were left out because they cannot be read."""
+    names: tuple[str, ...] = getattr(source, "skipped", ())
+    return names
+
+
 def open_source(recipe: DataRecipe, device: torch.device) -> Source:
     """Open the images that a recipe names, small sets on the device.
 

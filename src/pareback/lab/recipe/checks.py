@@ -125,7 +125,7 @@ _LIMITS = (
 # them for all goals that are trained from it, and have none itself, as recipes/paper/curve.yaml does.
 _USES = (
     _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
-    _Use(("data.workers", "data.image_size"), "data.kind", ("folder",)),
+    _Use(("data.workers", "data.image_size", "data.corrupt"), "data.kind", ("folder",)),
     _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
     _Use(("optimizer.strength",), "optimizer.kind", ("ham",)),
     _Use(("model.depth", "model.width"), "model.name", ("wrn",)),

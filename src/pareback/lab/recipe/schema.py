@@ -30,6 +30,9 @@ class DataRecipe:
     """Share of the training images that is held out. Of a folder's, epochs are judged by it, the best one is kept
     beside the last, and the test images (val/, which may then be missing) are looked at once, at the end. Of others it
     is evaluated on in place of the test images."""
+    corrupt: Literal["stop", "skip", "later"] = "stop"
+    """What becomes of a folder's images that cannot be read: all images are looked at before the training, which does
+    not begin (stop) or leaves them out and counts them (skip); or it stops when it comes to one (later)."""
 
 
 @dataclass(frozen=True)

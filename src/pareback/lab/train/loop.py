@@ -20,7 +20,7 @@ from ...runs.origins import changed, origins
 from .. import environment
 from ..best import Best, landed
 from ..closing import Closing
-from ..data.sources import open_source, steps_per_epoch, val_size
+from ..data.sources import Source, open_source, skipped, steps_per_epoch, val_size
 from ..recipe.reading import to_dict
 from ..recipe.schema import Recipe
 from . import interrupts, settings
@@ -42,7 +42,7 @@ class Training:
         self._recipe, self._team, self._folder, self._clock = recipe, here, folder, clock
         if here.device.type == "cuda":  # rows of a table are trained one after another in one process
             torch.cuda.reset_peak_memory_stats(here.device)
-        self._source = open_source(recipe.data, here.device)
+        self._source = _opened(recipe, here)
         self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
         self._total = recipe.train.epochs * self._per_epoch
         self._parts = Parts(recipe, here, self._source, self._total, trust)
@@ -335,6 +335,7 @@ class Training:
             "classes": len(self._source.classes),
             "class_names": list(self._source.classes),
             "images": {"train": self._source.size, **held, "test": self._source.test_size},
+            **({"skipped_images": list(skipped(self._source))} if skipped(self._source) else {}),
             "shape": list(self._source.shape),
             "complete": True,
         }
@@ -346,3 +347,20 @@ class Training:
     def _synchronize(self) -> None:
         if self._team.device.type == "cuda":
             torch.cuda.synchronize(self._team.device)
+
+
+def _opened(recipe: Recipe, here: Team) -> Source:
+    """Open the images: the first process before the others, who find noted which of them can be read."""
+    if here.world == 1:
+        return open_source(recipe.data, here.device)
+    source: Source | None = None
+    problem: Exception | None = None
+    if here.leads:
+        try:
+            source = open_source(recipe.data, here.device)
+        except UserError as error:
+            problem = error
+    problem = here.share(problem)
+    if problem is not None:
+        raise problem
+    return open_source(recipe.data, here.device) if source is None else source

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..data.sources import Source, val_size
+from ..data.sources import Source, skipped, val_size
 from ..optional import optional
 from ..recipe import Recipe
 from ..recipe.goals import LIMITS
@@ -145,7 +145,8 @@ def header(recipe: Recipe, source: Source, parameters: int, pruned: Sequence[int
     """Say what is about to be trained: data, network, goal, length. ``pruned`` are the sizes of the pruned tensors."""
     held = f", {val_size(source):,} held out to choose by" if val_size(source) else ""
     test = f"{source.test_size:,}" if source.test_size else "none"
-    images = f"{source.size:,} images to train on{held}, {test} to test with"
+    left = f", {len(skipped(source)):,} left out that cannot be read" if skipped(source) else ""
+    images = f"{source.size:,} images to train on{held}, {test} to test with{left}"
     size = "×".join(map(str, source.shape))
     goal = {name: getattr(recipe.goal, name) for name in LIMITS}
     asked = ", ".join(f"{name} {value}" for name, value in goal.items() if value is not None)
