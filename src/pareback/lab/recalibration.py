@@ -7,7 +7,8 @@ short one that prunes a finished network may end with statistics of a network th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import InvalidValue
 from ..recalibrate import recalibrate
 from .data.sources import Source
+from .models.learning import frozen_norms
 from .recipe.schema import Recipe
 from .train.distributed import Team
 from .train.evaluate import Judge
@@ -52,7 +54,12 @@ class Recalibration:
         self, net: nn.Module, before: Figures, measured: Callable[[nn.Module], Figures]
     ) -> tuple[Figures, dict[str, Any] | None]:
         """Estimate anew, keep what is better and return its figures, and what was found; None without batch norms."""
-        norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+        still = frozen_norms(net)
+        norms = [
+            module
+            for module in net.modules()
+            if isinstance(module, _BatchNorm) and module.track_running_stats and module not in still
+        ]
         if not norms or not is_asked_for(self._recipe):
             return before, None
         by = "val" if self._judge.chooses_by == "val" else "train"
@@ -75,7 +82,7 @@ class Recalibration:
         """Let every process estimate from its own images and take the mean; return whether all of them could."""
         inputs = (self._forward.images(x) for x, _ in self._batches(later=0))
         try:
-            with self._forward.autocast():
+            with self._forward.autocast(), _left_alone(frozen_norms(net)):
                 recalibrate(net, inputs)
             fine = True
         except InvalidValue:  # statistics that are not finite
@@ -114,3 +121,16 @@ class Recalibration:
             world=self._team.world,
         )
         return islice(whole, math.ceil(IMAGES / batch))
+
+
+@contextmanager
+def _left_alone(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Let batch norms go by the statistics they have, as if they kept none that could be estimated."""
+    kept = [norm.track_running_stats for norm in norms]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm, tracks in zip(norms, kept, strict=True):
+            norm.track_running_stats = tracks

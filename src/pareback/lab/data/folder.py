@@ -39,16 +39,18 @@ def opened(recipe: DataRecipe, device: torch.device) -> Folder:
         recipe.augment,
         val_share=recipe.val_share,
         corrupt=recipe.corrupt,
+        randaugment=recipe.randaugment,
     )
 
 
 class Folder:
     """The images of ``path/train`` and ``path/val``, each with one folder per class.
 
-    Training takes a random part of the image, scaled to ``image_size``, and mirrors half of them; the test takes the
-    centre. What is drawn depends on seed, epoch and image alone, not on who reads it. ``val_share`` of the training
-    images is held out to choose by; then ``path/val``, the test images, may be missing. ``corrupt`` says whether images
-    that cannot be read are looked for now, and then refused or left out, or later, when they are read.
+    Training takes a random part of the image, scaled to ``image_size``, mirrors half of them, and makes two more
+    changes of the magnitude ``randaugment``; the test takes the centre. What is drawn depends on seed, epoch and image
+    alone, not on who reads it. ``val_share`` of the training images is held out to choose by; then ``path/val``, the
+    test images, may be missing. ``corrupt`` says whether images that cannot be read are looked for now, and then
+    refused or left out, or later, when they are read.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Folder:
         std: Sequence[float] = STD,
         val_share: float = 0.0,
         corrupt: Literal["stop", "skip", "later"] = "later",
+        randaugment: int = 0,
     ) -> None:
         if image_size < 1:
             raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
@@ -90,6 +93,7 @@ class Folder:
         self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
         self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
         self._augment, self._device = augment, torch.device(device)
+        self._magnitude = randaugment if augment else 0
 
     def _leave_out_unreadable(self, path: Path, refuse: bool) -> None:
         images = [image for image, _ in (*self._train, *self._test)]
@@ -121,7 +125,7 @@ class Folder:
         check_batch(self.size, batch, rank, world)
         epoch_seed = derived_seed(seed, epoch)
         order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
-        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None)
+        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None, self._magnitude)
         return self._load(images, rank_part(order, batch, rank, world).tolist())
 
     def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
@@ -171,13 +175,14 @@ def _collated(items: list[_Item]) -> Any:
 class _Images(Dataset[_Item]):
     """Reads single images, cropped at random from a seed of each image's own, or at the centre without one."""
 
-    def __init__(self, samples: list[Sample], side: int, seed: int | None) -> None:
+    def __init__(self, samples: list[Sample], side: int, seed: int | None, magnitude: int = 0) -> None:
         transforms = optional("torchvision.transforms.v2")
         if seed is None:
             # 256 for 224, as is usual
             steps = [transforms.Resize(round(side / 0.875)), transforms.CenterCrop(side)]
         else:
             steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+            steps += [transforms.RandAugment(magnitude=magnitude)] if magnitude else []
         self._samples, self._seed = samples, seed
         self._crop: Any = transforms.Compose([*steps, transforms.PILToTensor()])
 

@@ -20,6 +20,7 @@ from ...runs.origins import changed, origins
 from .. import environment
 from ..best import Best, landed
 from ..closing import Closing
+from ..data.mixing import Mixing
 from ..data.sources import Source, open_source, skipped, steps_per_epoch, val_size
 from ..recipe.reading import to_dict
 from ..recipe.schema import Recipe
@@ -51,6 +52,7 @@ class Training:
         per_process = recipe.data.batch_size // here.world
         self._judge = Judge(self._source, self._parts.forward, here, per_process, clock)
         self._best = Best()
+        self._mixed = Mixing(recipe.train, len(self._source.classes), recipe.seed, here.rank)
         self._checkpoints = checkpoints.Checkpoints(folder.checkpoint)
         self._interrupts = interrupts.Interrupts()
         self._progress: Display = Silent()
@@ -159,13 +161,13 @@ class Training:
         began, first = time.monotonic(), self._within
         if not first:
             self._step.tally.clear()
-        self._parts.model.train()
+        self._parts.learn()
         looked = began
         batches = islice(self._batches(), first, None)
         while (batch := self._next(batches)) is not None:
             if self._parts.pruner is not None:
                 self._step.may_replay = self._parts.pruner.may_replay(self._steps)
-            self._step(*batch, self._rate())
+            self._step(*self._mixed(*batch, self._epoch, self._within), self._rate())
             self._within += 1
             if not self._clock.is_started and self._step.settled:
                 self._synchronize()
