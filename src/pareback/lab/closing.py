@@ -9,6 +9,7 @@ from torch import nn
 from ..runs.folder import RunFolder
 from .best import Best
 from .data.sources import Source
+from .models.learning import frozen_norms
 from .recalibration import Recalibration
 from .recipe.schema import Recipe
 from .train import outcome
@@ -25,7 +26,7 @@ class Closing:
         self, recipe: Recipe, here: Team, folder: RunFolder, source: Source, parts: Parts, judge: Judge
     ) -> None:
         self._team, self._folder, self._source, self._parts, self._judge = here, folder, source, parts, judge
-        self._recalibrated = Recalibration(recipe, here, source, parts.forward, judge)
+        self._recalibrated = Recalibration(recipe, here, source, parts.forward, judge, frozen_norms(parts.model))
 
     def __call__(self, row: dict[str, Any], best: Best) -> dict[str, Any]:
         """Finish the pruner, measure and write each model; ``row`` has the last epoch's metrics."""

@@ -7,7 +7,7 @@ short one that prunes a finished network may end with statistics of a network th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -20,7 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import InvalidValue
 from ..recalibrate import recalibrate
 from .data.sources import Source
-from .models.learning import frozen_norms
 from .recipe.schema import Recipe
 from .train.distributed import Team
 from .train.evaluate import Judge
@@ -44,22 +43,21 @@ class Recalibration:
     """Decides between the statistics that training left and new ones, by the loss on images that are held out.
 
     Where none are, training images decide: crops of them that are drawn anew, after those of the last epoch.
+    Batch norms named ``still``, whose layers are frozen, are left as they are.
     """
 
-    def __init__(self, recipe: Recipe, here: Team, source: Source, forward: Forward, judge: Judge) -> None:
+    def __init__(
+        self, recipe: Recipe, here: Team, source: Source, forward: Forward, judge: Judge, still: Collection[str] = ()
+    ) -> None:
         self._recipe, self._team, self._source = recipe, here, source
-        self._forward, self._judge = forward, judge
+        self._forward, self._judge, self._still = forward, judge, still
 
     def __call__(
         self, net: nn.Module, before: Figures, measured: Callable[[nn.Module], Figures]
     ) -> tuple[Figures, dict[str, Any] | None]:
         """Estimate anew, keep what is better and return its figures, and what was found; None without batch norms."""
-        still = frozen_norms(net)
-        norms = [
-            module
-            for module in net.modules()
-            if isinstance(module, _BatchNorm) and module.track_running_stats and module not in still
-        ]
+        tracking = {n: m for n, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+        norms = [norm for name, norm in tracking.items() if name not in self._still]
         if not norms or not is_asked_for(self._recipe):
             return before, None
         by = "val" if self._judge.chooses_by == "val" else "train"
@@ -82,7 +80,7 @@ class Recalibration:
         """Let every process estimate from its own images and take the mean; return whether all of them could."""
         inputs = (self._forward.images(x) for x, _ in self._batches(later=0))
         try:
-            with self._forward.autocast(), _left_alone(frozen_norms(net)):
+            with self._forward.autocast(), _left_alone([m for n, m in net.named_modules() if n in self._still]):
                 recalibrate(net, inputs)
             fine = True
         except InvalidValue:  # statistics that are not finite
@@ -124,13 +122,14 @@ class Recalibration:
 
 
 @contextmanager
-def _left_alone(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+def _left_alone(norms: Sequence[nn.Module]) -> Iterator[None]:
     """Let batch norms go by the statistics they have, as if they kept none that could be estimated."""
-    kept = [norm.track_running_stats for norm in norms]
-    for norm in norms:
+    found = [norm for norm in norms if isinstance(norm, _BatchNorm)]
+    kept = [norm.track_running_stats for norm in found]
+    for norm in found:
         norm.track_running_stats = False
     try:
         yield
     finally:
-        for norm, tracks in zip(norms, kept, strict=True):
+        for norm, tracks in zip(found, kept, strict=True):
             norm.track_running_stats = tracks

@@ -176,12 +176,19 @@ class RunFolder:
             self.best,
         ):  # the result first: without it the rest is unfinished
             path.unlink(missing_ok=True)
+        self._drop_pictures()
+
+    def _drop_pictures(self) -> None:
+        """Remove what ``pareback evaluate`` drew of a network that is no longer the run's."""
+        for name in ("confusion", "confusion-best", "confusion-ema"):
+            (self.path / f"{name}.png").unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Throw away a run's files, and nothing else that may be in the folder."""
         for path in self.files:
             path.unlink(missing_ok=True)
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+        self._drop_pictures()
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     @contextmanager

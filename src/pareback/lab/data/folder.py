@@ -26,6 +26,8 @@ from .sources import fingerprint
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Sample = tuple[str, int]
+#: What becomes of images that cannot be read: see DataRecipe.
+Corrupt = Literal["stop", "skip", "later"]
 
 
 def opened(recipe: DataRecipe, device: torch.device) -> Folder:
@@ -43,28 +45,11 @@ def opened(recipe: DataRecipe, device: torch.device) -> Folder:
     )
 
 
-class Folder:
-    """The images of ``path/train`` and ``path/val``, each with one folder per class.
-
-    Training takes a random part of the image, scaled to ``image_size``, mirrors half of them, and makes two more
-    changes of the magnitude ``randaugment``; the test takes the centre. What is drawn depends on seed, epoch and image
-    alone, not on who reads it. ``val_share`` of the training images is held out to choose by; then ``path/val``, the
-    test images, may be missing. ``corrupt`` says whether images that cannot be read are looked for now, and then
-    refused or left out, or later, when they are read.
-    """
+class _Reader:
+    """Crops of a side, of images that are read by several processes, on a device."""
 
     def __init__(
-        self,
-        path: str | Path,
-        device: torch.device | str = "cpu",
-        image_size: int = 224,
-        workers: int = 4,
-        augment: bool = True,
-        mean: Sequence[float] = MEAN,
-        std: Sequence[float] = STD,
-        val_share: float = 0.0,
-        corrupt: Literal["stop", "skip", "later"] = "later",
-        randaugment: int = 0,
+        self, device: torch.device | str, image_size: int, workers: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         if image_size < 1:
             raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
@@ -72,69 +57,12 @@ class Folder:
             raise InvalidValue(
                 f"data.workers={workers} must be at least 0, which reads in the training process itself."
             )
-        path = expanded(path)
-        self.classes, self._train = _samples(path / "train")
-        self._test = _test_samples(path, self.classes, bool(val_share))
-        # More than the processors only wait for each other, and DataLoader warns about them.
-        self._workers = min(workers, _processors())
-        #: The images that are left out because they cannot be read, by their names in the tree.
-        self.skipped: tuple[str, ...] = ()
-        if corrupt != "later":
-            self._leave_out_unreadable(path, refuse=corrupt == "stop")
-        self._val: list[Sample] = []
-        if val_share:
-            self._train, self._val = held_out_of_classes(self._train, path, val_share)
-        self.size, self.val_size, self.test_size = len(self._train), len(self._val), len(self._test)
-        self.labels = len(self.classes)  # none is without images
-        # By names alone: reading ImageNet would take longer than many a training.
-        images = (*self._train, *self._val, *self._test)
-        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in images))
         self.shape = (3, image_size, image_size)
         self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
         self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
-        self._augment, self._device = augment, torch.device(device)
-        self._magnitude = randaugment if augment else 0
-
-    def _leave_out_unreadable(self, path: Path, refuse: bool) -> None:
-        images = [image for image, _ in (*self._train, *self._test)]
-        found = unreadable(path, images, _processors())
-        if not found:
-            return
-        names = {image: Path(image).relative_to(path).as_posix() for image in found}
-        if refuse:
-            shown = ", ".join(f"{name!r} ({found[image]})" for image, name in list(names.items())[:5])
-            more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
-            raise InvalidValue(
-                f"{len(found):,} of {len(images):,} images of {path} cannot be read: {shown}{more}. Replace or remove "
-                "them, or write data.corrupt=skip to leave them out."
-            )
-        self._train = [sample for sample in self._train if sample[0] not in found]
-        self._test = [sample for sample in self._test if sample[0] not in found]
-        self.skipped = tuple(names.values())
-        empty = sorted(set(range(len(self.classes))) - {label for _, label in self._train})
-        if empty:
-            raise InvalidValue(
-                f"{path / 'train'} has no image that can be read for {listed(self.classes[label] for label in empty)}: "
-                "fill or remove these folders in train/ and in val/."
-            )
-
-    def batches(
-        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
-        check_batch(self.size, batch, rank, world)
-        epoch_seed = derived_seed(seed, epoch)
-        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
-        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None, self._magnitude)
-        return self._load(images, rank_part(order, batch, rank, world).tolist())
-
-    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the test images in batches, each image once over all processes."""
-        return self._centres(self._test, batch, rank, world)
-
-    def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the training images that were held out in batches, as the test images are."""
-        return self._centres(self._val, batch, rank, world)
+        self._device = torch.device(device)
+        # More than the processors only wait for each other, and DataLoader warns about them.
+        self._workers = min(workers, _processors())
 
     def _centres(self, samples: list[Sample], batch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         shares = shares_of_test(len(samples), batch, rank, world)
@@ -156,6 +84,113 @@ class Folder:
             x, y = found
             x, y = x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True)
             yield x.float().sub_(self._mean).div_(self._std), y
+
+
+class Folder(_Reader):
+    """The images of ``path/train`` and ``path/val``, each with one folder per class.
+
+    Training takes a random part of the image, scaled to ``image_size``, mirrors half of them, and makes two more
+    changes of the magnitude ``randaugment``; the test takes the centre. What is drawn depends on seed, epoch and image
+    alone, not on who reads it. ``val_share`` of the training images is held out to choose by; then ``path/val``, the
+    test images, may be missing. ``corrupt`` says whether images that cannot be read are looked for now, and then
+    refused or left out, or later, when they are read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        image_size: int = 224,
+        workers: int = 4,
+        augment: bool = True,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+        val_share: float = 0.0,
+        corrupt: Corrupt = "later",
+        randaugment: int = 0,
+    ) -> None:
+        super().__init__(device, image_size, workers, mean, std)
+        path = expanded(path)
+        self.classes, self._train = _samples(path / "train")
+        self._test = _test_samples(path, self.classes, bool(val_share))
+        #: The images that are left out because they cannot be read, by their names in the tree.
+        self.skipped: tuple[str, ...] = ()
+        left, self.skipped = _readable(path, [*self._train, *self._test], corrupt)
+        if self.skipped:
+            kept = set(left)
+            self._train, self._test = ([s for s in part if s in kept] for part in (self._train, self._test))
+            _check_none_is_empty(path / "train", self.classes, self._train)
+        self._val: list[Sample] = []
+        if val_share:
+            self._train, self._val = held_out_of_classes(self._train, path, val_share)
+        self.size, self.val_size, self.test_size = len(self._train), len(self._val), len(self._test)
+        self.labels = len(self.classes)  # none is without images
+        # By names alone: reading ImageNet would take longer than many a training.
+        images = (*self._train, *self._val, *self._test)
+        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in images))
+        self._augment, self._magnitude = augment, randaugment if augment else 0
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
+        check_batch(self.size, batch, rank, world)
+        epoch_seed = derived_seed(seed, epoch)
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
+        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None, self._magnitude)
+        return self._load(images, rank_part(order, batch, rank, world).tolist())
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches, each image once over all processes."""
+        return self._centres(self._test, batch, rank, world)
+
+    def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the training images that were held out in batches, as the test images are."""
+        return self._centres(self._val, batch, rank, world)
+
+
+class EvaluationFolder(_Reader):
+    """Images to measure a network on, of classes that are given: those of ``path/val``, ``path/test`` or ``path``.
+
+    Each has one folder per class; not every class needs one. There are none to train on.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        classes: tuple[str, ...],
+        device: torch.device | str = "cpu",
+        image_size: int = 224,
+        workers: int = 4,
+        corrupt: Corrupt = "later",
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+    ) -> None:
+        super().__init__(device, image_size, workers, mean, std)
+        path = expanded(path)
+        inner = next((path / name for name in ("val", "test") if (path / name).is_dir()), path)
+        found, samples = _samples(inner)
+        odd = [name for name in found if name not in classes]
+        if odd:
+            raise InvalidValue(
+                f"{inner} has folders that are no classes of the run: {listed(odd)}. Its classes are {listed(classes)}."
+            )
+        own = {label: classes.index(name) for label, name in enumerate(found)}
+        samples = [(image, own[label]) for image, label in samples]
+        self.classes = classes
+        self._test, self.skipped = _readable(path, samples, corrupt)
+        self.size, self.labels, self.test_size = 0, len(found), len(self._test)
+        self.fingerprint = ""  # another set than a run's own, whatever it is
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Refuse an epoch's batches: there are no images to train on."""
+        raise InvalidValue("These images are to measure on, not to train on.")
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the images in batches, each image once over all processes."""
+        return self._centres(self._test, batch, rank, world)
 
 
 @dataclass(frozen=True)
@@ -210,6 +245,31 @@ def _read(path: str) -> Any:
         raise
     except Exception as error:  # damaged files make Pillow raise nearly anything
         return _Unreadable(f"{path} cannot be read as an image ({reason(error, path)}): replace or remove it.")
+
+
+def _readable(path: Path, samples: list[Sample], corrupt: Corrupt) -> tuple[list[Sample], tuple[str, ...]]:
+    """Return the images that can be read, and the names of the others; or refuse those; or do not look."""
+    found = {} if corrupt == "later" else unreadable(path, [image for image, _ in samples], _processors())
+    if not found:
+        return samples, ()
+    names = {image: Path(image).relative_to(path).as_posix() for image in found}
+    if corrupt == "stop":
+        shown = ", ".join(f"{name!r} ({found[image]})" for image, name in list(names.items())[:5])
+        more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
+        raise InvalidValue(
+            f"{len(found):,} of {len(samples):,} images of {path} cannot be read: {shown}{more}. Replace or remove "
+            "them, or write data.corrupt=skip to leave them out."
+        )
+    return [sample for sample in samples if sample[0] not in found], tuple(names.values())
+
+
+def _check_none_is_empty(path: Path, classes: tuple[str, ...], samples: list[Sample]) -> None:
+    empty = sorted(set(range(len(classes))) - {label for _, label in samples})
+    if empty:
+        raise InvalidValue(
+            f"{path} has no image that can be read for {listed(classes[label] for label in empty)}: fill or remove "
+            "these folders in train/ and in val/."
+        )
 
 
 def _test_samples(path: Path, classes: tuple[str, ...], held_out: bool) -> list[Sample]:

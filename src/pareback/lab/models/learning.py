@@ -29,10 +29,10 @@ def freeze_(model: nn.Module, patterns: Sequence[str] | None) -> None:
         raise InvalidValue("train.freeze leaves nothing that could learn. Write patterns of fewer parameters.")
 
 
-def frozen_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Return the batch norms whose parameters do not learn: their statistics are to stay too."""
-    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    return [norm for norm in norms if norm.affine and not any(p.requires_grad for p in norm.parameters())]
+def frozen_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch norms whose parameters do not learn, by name: their statistics are to stay too."""
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return {n: norm for n, norm in norms.items() if norm.affine and not any(p.requires_grad for p in norm.parameters())}
 
 
 def head_of(model: nn.Module, classes: int) -> list[nn.Parameter]:

@@ -339,6 +339,7 @@ class Training:
             "images": {"train": self._source.size, **held, "test": self._source.test_size},
             **({"skipped_images": list(skipped(self._source))} if skipped(self._source) else {}),
             "shape": list(self._source.shape),
+            **_normalisation(self._source),
             "complete": True,
         }
 
@@ -366,3 +367,9 @@ def _opened(recipe: Recipe, here: Team) -> Source:
     if problem is not None:
         raise problem
     return open_source(recipe.data, here.device) if source is None else source
+
+
+def _normalisation(source: Source) -> dict[str, dict[str, list[float]]]:
+    """Return what images are normalised with, which the network goes by; other images are to be normalised alike."""
+    mean, std = (list(getattr(source, name, ())) for name in ("mean", "std"))
+    return {"normalisation": {"mean": mean, "std": std}} if mean and std else {}

@@ -51,7 +51,7 @@ class Parts:
     def learn(self) -> None:
         """Put the model into training mode, but for frozen batch norms: those go by the statistics they have."""
         self.model.train()
-        for norm in frozen_norms(self.model):
+        for norm in frozen_norms(self.model).values():
             norm.eval()
 
     def state_dict(self) -> dict[str, Any]:
