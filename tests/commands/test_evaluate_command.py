@@ -73,12 +73,14 @@ def asked(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 # -- a run's own images ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "figure"), [("last", "accuracy"), ("best", "best"), ("ema", "ema_accuracy")])
+@pytest.mark.parametrize(
+    ("model", "figure"), [("last", "test_accuracy"), ("best", "best"), ("ema", "ema_test_accuracy")]
+)
 def test_it_repeats_what_the_run_says(run: Path, capsys: pytest.CaptureFixture[str], model: str, figure: str) -> None:
     """Of each of its models, on the test images; the confusion adds up to them."""
     found = asked(capsys, str(run), "--model", model)
     result = result_of(run)
-    said = result["best"]["accuracy"] if figure == "best" else result[figure]
+    said = result["best"]["test_accuracy"] if figure == "best" else result[figure]
     assert found["accuracy"] == pytest.approx(said)
     assert (found["part"], found["count"], found["same_images"], found["finished"]) == ("test", 12, True, True)
     assert [sum(row) for row in found["confusion"]] == [4, 4, 4]
@@ -99,7 +101,7 @@ def test_it_says_it_in_words(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["evaluate", str(run)]) == 0
     said = capsys.readouterr().out
     assert "class  images  right %  answers right %" in said
-    assert f"{result_of(run)['accuracy']:.2f} % of 12 test images of " in said
+    assert f"{result_of(run)['test_accuracy']:.2f} % of 12 test images of " in said
     assert "(standard error " in said
     assert f"wrote {run / 'confusion.png'}" in said
 

@@ -109,7 +109,7 @@ def test_experiments_know_how_long_their_rows_are_trained() -> None:
     """Forty epochs are not short where forty are the experiment."""
     for experiment in EXPERIMENTS.values():
         plan = module.RowPlan(out=Path("out"), runs=Path("runs"), device="cpu")
-        recipes = [training.recipe for training in module._trainings(experiment, plan)]
+        recipes = [training.recipe for training in module.trainings_of(experiment.rows, plan)]
         assert {recipe.train.epochs for recipe in recipes} == {experiment.epochs}
 
 
@@ -227,7 +227,7 @@ def test_seeds_are_rows_of_their_own(copy: Path, data: Path) -> None:
 def test_fewer_epochs_restart_as_often() -> None:
     """120 epochs with restarts every 40 become 30 with restarts every 10."""
     plan = module.RowPlan(Path("out"), Path("runs"), epochs=30, device="cpu")
-    recipes = [training.recipe for training in module._trainings(TABLE2, plan)]
+    recipes = [training.recipe for training in module.trainings_of(TABLE2.rows, plan)]
     assert {(recipe.train.epochs, recipe.schedule.every) for recipe in recipes} == {(30, 10)}
 
 
@@ -261,7 +261,7 @@ def test_rows_of_another_recipe_are_not_mixed(copy: Path, data: Path, capsys: py
         (["tabel2"], "Did you mean 'table2'?"),
         (
             ["everything"],
-            "one of: table2, ste, exact, one-cycle, taught, trials, figure7, losses, curves, peers.",
+            "one of: table2, ste, exact, one-cycle, taught, trials, figure7, losses, curves, peers, imagenette.",
         ),
         (["table2"], "--data.path is missing"),
         (["table2", "--data.path", "x.npz", "--only", "fixed-sb"], "Did you mean 'fixed-bs'?"),

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
 from pareback.lab.trainer import train
 from pareback.reproduce import plots
@@ -179,6 +180,28 @@ def test_histograms_undo_the_shrink(named: str | None, exponent: float, tmp_path
         bin_ = next(number for number, low in enumerate(found.edges) if low <= place < low + found.width)
         low = found.edges[bin_]
         assert found.counts[bin_] == pytest.approx(int(((kept >= low) & (kept < low + found.width)).sum()), abs=1)
+
+
+@pytest.mark.parametrize("goal", [{}, {"enforce": "squared"}, {"straight_through": False}])
+def test_a_run_keeps_the_distribution_of_its_latent_weights(goal: dict[str, Any], tmp_path: Path) -> None:
+    """All weights of each pruned tensor, in the bins of the kept ones, and the same beyond the threshold."""
+    recipe = override(Recipe(), {"goal.kind": "budget", "goal.sparsity": 0.8, "train.epochs": 2, "train.device": "cpu"})
+    train(override(recipe, {f"goal.{name}": value for name, value in goal.items()}), tmp_path / "run", quiet=True)
+    found = read_record(tmp_path / "run")
+    assert len(found.histograms) == 3
+    for histogram in found.histograms:
+        assert histogram.latents is not None
+        assert 0.99 * histogram.size < sum(histogram.latents) <= histogram.size
+        beyond = [
+            low > (histogram.threshold or 0) or high < -(histogram.threshold or 0)
+            for low, high in pairwise(histogram.edges)
+        ]
+        kept = [(a, b) for a, b, far in zip(histogram.counts, histogram.latents, beyond, strict=True) if far]
+        assert sum(abs(a - b) for a, b in kept) <= 0.02 * histogram.nonzeros + 2  # finish() moved thresholds a little
+        assert sum(a for a, _ in kept) > 0.5 * histogram.nonzeros
+    plots.plot_histograms([found], tmp_path / "histograms.png")
+    write_record(found, tmp_path / "kept.json")
+    assert read_record(tmp_path / "kept.json").histograms == found.histograms
 
 
 def test_the_gaussian_counts_like_the_bins(tmp_path: Path) -> None:

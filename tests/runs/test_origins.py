@@ -215,3 +215,30 @@ def test_runs_without_a_recipe_are_called_after_their_data(
     assert capsys.readouterr().out.startswith("a: ")
     assert main([*given, *short, "--name", "mine", "--seed", "3"]) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["a-0", "mine-3"]
+
+
+# -- weights to start from -------------------------------------------------------------------------------------------
+
+
+def test_other_weights_to_start_from_are_another_run(tmp_path: Path) -> None:
+    """A file that was written anew under the same name; before, the finished run of the old ones was the answer."""
+    starts = [tmp_path / place / "dense" for place in ("here", "there")]
+    for seed, start in enumerate(starts):
+        train(override(DIGITS, {"goal.kind": "dense", "goal.sparsity": None, "seed": seed}), start, quiet=True)
+    file = shutil.copy(starts[0] / "model.safetensors", tmp_path / "start.safetensors")
+    for place in (starts[0], Path(file)):
+        begun = override(DIGITS, {"model.pretrained": str(place), "train.epochs": 1})
+        out = tmp_path / f"from-{place.name}"
+        done = train(begun, out, quiet=True)
+        assert train(begun, out, quiet=True) == done
+        model = place / "model.safetensors" if place.is_dir() else place
+        before = model.read_bytes()
+        shutil.copy(starts[1] / "model.safetensors", model)
+        with pytest.raises(
+            ValueError, match=r"finished: model\.pretrained=.* holds other weights than it was begun with"
+        ):
+            train(begun, out, quiet=True)
+        model.write_bytes(before)
+        moved = Path(shutil.move(place, tmp_path / f"moved-{place.name}"))
+        assert train(override(begun, {"model.pretrained": str(moved)}), out, quiet=True) == done
+        shutil.move(moved, place)

@@ -12,7 +12,7 @@ from .arguments import Command, Parser, UsageError, output_path, seeds
 def _options(parser: Parser) -> None:
     add = parser.add_argument
     add("experiment", metavar="EXPERIMENT", help="one of those named above")
-    add("--data.path", dest="data", metavar="FILE", help="the .npz file of CIFAR-100")
+    add("--data.path", dest="data", metavar="FILE", help="the .npz file of CIFAR-100; imagenette: a folder")
     add(
         "--out",
         type=output_path,
@@ -37,23 +37,26 @@ def _options(parser: Parser) -> None:
 def _run(options: Namespace) -> None:
     from ..lab import environment
     from ..reproduce.curves import CURVES, reproduce_curves
+    from ..reproduce.imagenette import IMAGENETTE, collect_imagenette, reproduce_imagenette
     from ..reproduce.paper import EXPERIMENTS
     from ..reproduce.peers import PEERS
     from ..reproduce.peers_runs import collect_peers, reproduce_peers
     from ..reproduce.runner import RowPlan, collect, reproduce
 
     began = environment.process_start()
-    experiments = {**EXPERIMENTS, CURVES.name: CURVES, PEERS.name: PEERS}
+    experiments = {**EXPERIMENTS, CURVES.name: CURVES, PEERS.name: PEERS, IMAGENETTE.name: IMAGENETTE}
     if options.experiment not in experiments:
         hint = did_you_mean(options.experiment, experiments) or f" Write one of: {', '.join(experiments)}."
         raise UsageError(f"There is no experiment {options.experiment!r}.{hint}")
     experiment = experiments[options.experiment]
     if options.collect:
-        for path in collect_peers(options.out) if experiment is PEERS else collect(experiment, options.out):
+        own = {PEERS.name: collect_peers, IMAGENETTE.name: collect_imagenette}.get(experiment.name)
+        for path in own(options.out) if own else collect(experiment, options.out):
             print(f"wrote {path}")
         return
     if options.data is None:
-        raise UsageError("--data.path is missing. Give the .npz file of CIFAR-100 with it.")
+        data = "the folder of Imagenette" if experiment is IMAGENETTE else "the .npz file of CIFAR-100"
+        raise UsageError(f"--data.path is missing. Give {data} with it.")
     plan = RowPlan(
         out=options.out,
         runs=options.runs,
@@ -72,6 +75,8 @@ def _run(options: Namespace) -> None:
         reproduce_curves(plan)
     elif experiment is PEERS:
         reproduce_peers(plan)
+    elif experiment is IMAGENETTE:
+        reproduce_imagenette(plan)
     else:
         reproduce(experiment, plan)
 
@@ -87,5 +92,6 @@ COMMAND = Command(
     "the exact budget, in 40 epochs. figure7: that curve as the paper trained it, in 120. losses: Eq. 8, 10 and 11,\n"
     "a training of 40 epochs each. peers: the exact budget and its peers, the grid first, then seeds of the best (it\n"
     "chooses seeds itself), 120 epochs, a ViT-Tiny, and ablations on images held out of the training ones.\n"
+    "imagenette: ResNet-50 and AlexNet, trained on photographs and then sparsified in 20 epochs.\n"
     "Rows that are there are not trained again, and rows that were cut off go on.",
 )

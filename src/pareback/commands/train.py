@@ -96,18 +96,18 @@ def _summary(result: dict[str, Any], out: Path) -> str:
 
 
 def _measured_on(result: dict[str, Any]) -> str:
-    """Say which images an accuracy is of, where some were held out to choose by."""
+    """Say which images an accuracy is of, where some were held out to choose by, and what the test images say."""
     if "best" not in result:
         return ""
-    held = f"{result['val_accuracy']:.2f} % on val"
-    return " on val, which no test confirms" if result["measured_on"] == "val" else f" on test, {held}"
+    test = result["test_accuracy"]
+    return " on val" + (" (there is no test)" if test is None else f" ({test:.2f} % on test)")
 
 
 def _best(result: dict[str, Any]) -> str:
     best = result.get("best")
     if best is None:
         return ""
-    test = "" if result["measured_on"] == "val" else f", {best['accuracy']:.2f} % on test"
+    test = "" if best["test_accuracy"] is None else f" ({best['test_accuracy']:.2f} % on test)"
     return f" Best on val: epoch {best['epoch']} with {best['val_accuracy']:.2f} %{test}."
 
 

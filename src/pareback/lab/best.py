@@ -36,10 +36,6 @@ class Best:
         """Its weights, on the CPU."""
         return {} if self._found is None else dict(self._found["weights"])
 
-    def figures(self) -> dict[str, Any]:
-        """Return which epoch it is and how it did."""
-        return {key: value for key, value in (self._found or {}).items() if key != "weights"}
-
     def consider(self, epoch: int, sums: Sums, model: nn.Module, pruner: Pruner | None, last: bool) -> None:
         """Take an epoch over if it is better; the model holds what :func:`landed` shows."""
         if not last and not _meets_its_goal(pruner):

@@ -37,8 +37,8 @@ class Closing:
         figures, renewed = self._recalibrated(model, known, self._figures)
         self._save(model, "model")
         return {
-            "accuracy": figures[f"{self._judge.measures_on}_accuracy"],
-            "accuracy_before_finish": row["test_accuracy"],
+            "accuracy": figures[f"{self._judge.chooses_by}_accuracy"],
+            "accuracy_before_finish": row[f"{self._judge.chooses_by}_accuracy"],
             "test_loss": figures.get("test_loss"),
             "recalibration": renewed,
             **self._average(),
@@ -53,23 +53,25 @@ class Closing:
         self._team.align(average)
         figures, renewed = self._recalibrated(average, self._figures(average), self._figures)
         self._save(average, "average")
-        return {"ema_accuracy": figures[f"{self._judge.measures_on}_accuracy"], "ema_recalibration": renewed}
+        found = {"ema_accuracy": figures[f"{self._judge.chooses_by}_accuracy"], "ema_recalibration": renewed}
+        test = {"ema_test_accuracy": figures.get("test_accuracy")} if self._judge.chooses_by == "val" else {}
+        return {**found, **test}
 
     def _choice(self, last: dict[str, float], best: Best) -> dict[str, Any]:
-        """Return what images that are held out say, of the last epoch and of the best; nothing where none are."""
+        """Return what test images say of a run that was judged by others, and what both say of its best epoch.
+
+        Nothing where no images are held out: then ``accuracy`` is that on the test images. Otherwise it is that on the
+        images that are held out, by which anybody may choose between runs.
+        """
         if self._judge.chooses_by != "val":
             return {}
-        said = {"val_accuracy": last["val_accuracy"], "val_loss": last["val_loss"]}
-        about: dict[str, Any] = {"measured_on": self._judge.measures_on, **said, "best": best.figures()}
         # The last thing that is done with the model: the best epoch's weights take the place of its own.
         self._parts.model.load_state_dict(best.weights)
         figures, renewed = self._recalibrated(self._parts.model, self._figures(self._parts.model), self._figures)
         self._save(self._parts.model, "best")
-        accuracy = figures[f"{self._judge.measures_on}_accuracy"]
         nonzeros = sum(int(parameter.count_nonzero()) for parameter in self._parts.model.parameters())
-        about["best"] |= {"accuracy": accuracy, "nonzeros": nonzeros, "recalibration": renewed}
-        about["best"] |= {name: figures[name] for name in ("val_accuracy", "val_loss")}
-        return about
+        about = {"nonzeros": nonzeros, "recalibration": renewed, **_named(figures)}
+        return {"measured_on": "val", **_named(last), "best": {"epoch": best.epoch, **about}}
 
     def _figures(self, net: nn.Module, known: dict[str, Any] | None = None) -> dict[str, float]:
         """Measure a network on what is held out and on the test images; ``known`` has what was measured of it."""
@@ -85,3 +87,10 @@ class Closing:
     def _save(self, net: nn.Module, name: str) -> None:
         if self._team.leads:
             outcome.save(net, getattr(self._folder, name))
+
+
+def _named(figures: dict[str, float]) -> dict[str, float | None]:
+    """Return all four figures, of which those on test images may not be known."""
+    return {
+        f"{part}_{name}": figures.get(f"{part}_{name}") for part in ("val", "test") for name in ("accuracy", "loss")
+    }

@@ -63,18 +63,23 @@ class Recalibration:
         by = "val" if self._judge.chooses_by == "val" else "train"
         old = {name: value.clone() for name, value in net.state_dict().items()}
         loss_before = before["val_loss"] if by == "val" else self._training_loss(net)
-        accuracy = f"{self._judge.measures_on}_accuracy"
-        about = {"norms": len(norms), "decided_by": by, "loss_before": loss_before, "accuracy_before": before[accuracy]}
+        about = {"norms": len(norms), "decided_by": by, "loss_before": loss_before, **self._told(before, "before")}
         if not self._estimated(net, norms):
             net.load_state_dict(old)
-            return before, {**about, "loss_after": None, "accuracy_after": None, "kept": False}
+            return before, {**about, "loss_after": None, **self._told({}, "after"), "kept": False}
         after = measured(net)
         loss_after = after["val_loss"] if by == "val" else self._training_loss(net)
         kept = loss_after < (loss_before if math.isfinite(loss_before) else math.inf)
         if not kept:
             net.load_state_dict(old)
-        found = {"loss_after": loss_after, "accuracy_after": after[accuracy], "kept": kept}
+        found = {"loss_after": loss_after, **self._told(after, "after"), "kept": kept}
         return after if kept else before, {**about, **found}
+
+    def _told(self, figures: Figures, when: str) -> dict[str, float | None]:
+        """Return the accuracy that counts for the run, and that on test images where it is another one."""
+        by = self._judge.chooses_by
+        test = {f"test_accuracy_{when}": figures.get("test_accuracy")} if by == "val" else {}
+        return {f"accuracy_{when}": figures.get(f"{by}_accuracy"), **test}
 
     def _estimated(self, net: nn.Module, norms: list[_BatchNorm]) -> bool:
         """Let every process estimate from its own images and take the mean; return whether all of them could."""

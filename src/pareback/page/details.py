@@ -100,7 +100,6 @@ def _rounded(value: float | None, factor: float, offset: float = 0.0) -> float |
 def _histogram(found: Histogram) -> dict[str, Any]:
     name = layer(found.name, found.shape)
     kept = f"{100 * found.nonzeros / found.size:.3g} % kept" if found.threshold is not None else "dense"
-    tallest = max(*found.counts, 1)
     return {
         "layer": f"{name}: {kept}",
         "counts": found.counts,
@@ -109,8 +108,7 @@ def _histogram(found: Histogram) -> dict[str, Any]:
         "threshold": None if found.threshold is None else _short(found.threshold),
         "size": found.size,
         "nonzeros": found.nonzeros,
-        # A bell of which little is kept is taller than what is to be seen.
-        "top": round(1.05 * min(max(tallest, found.gaussian(0.0) if found.sigma else 0.0), 2.5 * tallest)),
+        "top": round(1.05 * found.tallest),
     }
 
 

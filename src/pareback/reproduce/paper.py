@@ -35,6 +35,8 @@ class PaperRow:
     changes: Mapping[str, Any] = field(default_factory=dict)
     teacher: str = ""
     """The row whose network of the same seed it also learns from."""
+    start: str = ""
+    """The row whose trained network of the same seed it starts from."""
 
 
 @dataclass(frozen=True)

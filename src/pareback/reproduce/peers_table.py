@@ -60,12 +60,12 @@ def measured(section: Experiment, row: PaperRow, records: Kept) -> Measured | No
     return Measured(
         seeds=list(found),
         accuracy=mean(values),
-        error=_error(values),
+        error=standard_error(values),
         to_dense=None if not dense or twin is row else mean(values) - _mean_of(dense, found),
         ahead=mean(paired) if paired else None,
-        ahead_error=_error(paired),
+        ahead_error=standard_error(paired),
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if pruned else None,
-        flops=_kept_flops(runs) if pruned else None,
+        flops=kept_flops(runs) if pruned else None,
         step=_seconds(runs) / _seconds(dense) if dense and _seconds(dense) else None,
         memory=_extra_memory(runs, dense),
     )
@@ -81,10 +81,10 @@ def _mean_of(dense: Sequence[Record], seeds: Iterable[int]) -> float:
     return mean([there[seed] for seed in seeds if seed in there] or list(there.values()))
 
 
-def _error(values: Sequence[float]) -> float | None:
+def standard_error(values: Sequence[float]) -> float | None:
     """Return the standard error of the mean.
 
-    >>> _error([1.0, 3.0]), _error([1.0])
+    >>> standard_error([1.0, 3.0]), standard_error([1.0])
     (1.0, None)
     """
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
@@ -107,11 +107,13 @@ def _reference_of(section: Experiment, row: PaperRow) -> str:
 
 def _is_default(row: PaperRow) -> bool:
     """Whether a row is of this library as it is, or dense."""
-    plain = row.changes.get("goal.ramp", 0.5) == 0.5 and row.changes.get("optimizer.kind") != "ham"
-    return plain and method_of(row) in ("exact", "dense")
+    usual = {"goal.ramp": 0.5, "goal.straight_through": True}
+    plain = all(row.changes.get(key, value) == value for key, value in usual.items())
+    return plain and row.changes.get("optimizer.kind") != "ham" and method_of(row) in ("exact", "dense")
 
 
-def _kept_flops(runs: Sequence[Record]) -> float | None:
+def kept_flops(runs: Sequence[Record]) -> float | None:
+    """Return the percentage of the dense network's operations that remain, or None where they were not counted."""
     counted = [(run.result.get("flops"), run.result.get("dense_flops")) for run in runs]
     return mean(100.0 * left / whole for left, whole in counted if left and whole) if all(map(all, counted)) else None
 
@@ -183,9 +185,9 @@ def _cells(section: Experiment, records: Kept) -> list[list[str]]:
             [
                 row.label,
                 str(len(found.seeds)),
-                _with_error(found.accuracy, found.error),
+                with_error(found.accuracy, found.error),
                 shown(found.to_dense, 2, sign=True),
-                _with_error(found.ahead, found.ahead_error, sign=True) + (", level" if found.level else ""),
+                with_error(found.ahead, found.ahead_error, sign=True) + (", level" if found.level else ""),
                 shown(found.zeros, 3),
                 shown(found.flops, 2),
                 shown(found.step, 2),
@@ -195,10 +197,10 @@ def _cells(section: Experiment, records: Kept) -> list[list[str]]:
     return body
 
 
-def _with_error(value: float | None, error: float | None, sign: bool = False) -> str:
+def with_error(value: float | None, error: float | None, sign: bool = False) -> str:
     """Write a mean and its standard error.
 
-    >>> _with_error(75.017, 0.21), _with_error(0.5, None, sign=True)
+    >>> with_error(75.017, 0.21), with_error(0.5, None, sign=True)
     ('75.02 ± 0.21', '+0.50')
     """
     return shown(value, 2, sign) + ("" if value is None or error is None else f" ± {error:.2f}")

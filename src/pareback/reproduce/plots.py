@@ -14,7 +14,7 @@ from ..runs.record import Histogram, Record
 
 #: Okabe and Ito's colours; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DENSE, THINNED = "#000000", "#999999"
+DENSE, THINNED, PALE = "#000000", "#999999", "#CCCCCC"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":")
 
@@ -225,6 +225,8 @@ def _chosen(histograms: Sequence[Histogram], count: int) -> list[Histogram]:
 
 def _histogram_panel(panel: Any, histogram: Histogram) -> None:
     edges = histogram.edges
+    if histogram.latents is not None and histogram.threshold is not None:
+        panel.stairs(histogram.latents, edges, fill=True, color=PALE, label="latent weights that are pruned")
     panel.stairs(histogram.counts, edges, fill=True, color=COLOURS[5], label="weights that are kept")
     points = [edges[0] + step * (edges[-1] - edges[0]) / 200 for step in range(201)]
     panel.plot(
@@ -240,9 +242,7 @@ def _histogram_panel(panel: Any, histogram: Histogram) -> None:
         about = f"{100 * histogram.nonzeros / histogram.size:.2f} % kept"
     else:
         about = "dense"
-    # A bell of which little is kept is taller than what is to be seen.
-    tallest = max(*histogram.counts, 1)
-    panel.set_ylim(0, 1.08 * min(max(tallest, histogram.gaussian(0.0)), 2.5 * tallest))
+    panel.set_ylim(0, 1.08 * histogram.tallest)
     few_ticks(panel.xaxis)
     few_ticks(panel.yaxis, 4)
     panel.set_title(f"{layer(histogram.name, histogram.shape)}, {about}", fontsize=9)

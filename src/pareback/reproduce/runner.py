@@ -67,7 +67,7 @@ def reproduce(experiment: Experiment, plan: RowPlan, trainings: Sequence[RowRun]
 
     Rows are the recipes of their names, unless ``trainings`` gives them.
     """
-    trainings = _trainings(experiment, plan) if trainings is None else trainings
+    trainings = trainings_of(chosen(experiment, plan.only), plan) if trainings is None else trainings
     train_rows(trainings, plan, lambda: _write_tables(experiment, plan.out))
     for path in collect(experiment, plan.out):
         print(f"wrote {path}")
@@ -152,20 +152,21 @@ def chosen(experiment: Experiment, only: Sequence[str]) -> list[PaperRow]:
     return [rows[name] for name in dict.fromkeys(only)] or list(experiment.rows)
 
 
-def _trainings(experiment: Experiment, plan: RowPlan) -> list[RowRun]:
+def trainings_of(rows: Sequence[PaperRow], plan: RowPlan) -> list[RowRun]:
+    """Return the trainings of rows with each of a plan's seeds."""
     changes = changes_of(plan)
-    rows = [(row, recipe_of_row(row, plan)) for row in chosen(experiment, plan.only)]
+    recipes = [(row, recipe_of_row(row, plan)) for row in rows]
     return [
-        RowRun(row, override(recipe, {**changes, **shortened(recipe, plan.epochs), **_taught(row, seed, plan)}))
+        RowRun(row, override(recipe, {**changes, **shortened(recipe, plan.epochs), **_of_seed(row, seed, plan)}))
         for seed in plan.seeds
-        for row, recipe in rows
+        for row, recipe in recipes
     ]
 
 
-def _taught(row: PaperRow, seed: int, plan: RowPlan) -> dict[str, Any]:
-    """Return the seed and whose answers a row learns from."""
-    teacher = {"teacher.run": str(plan.runs / f"{row.teacher}-{seed}")} if row.teacher else {}
-    return {"seed": seed, **teacher}
+def _of_seed(row: PaperRow, seed: int, plan: RowPlan) -> dict[str, Any]:
+    """Return the seed, whose answers a row learns from, and whose weights it starts from."""
+    others = {"teacher.run": row.teacher, "model.pretrained": row.start}
+    return {"seed": seed, **{key: str(plan.runs / f"{name}-{seed}") for key, name in others.items() if name}}
 
 
 def recipe_of_row(row: PaperRow, plan: RowPlan) -> Recipe:

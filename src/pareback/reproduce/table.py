@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -130,9 +130,9 @@ def _averages(experiment: Experiment, records: Records) -> list[list[str]]:
     return body
 
 
-def made(records: Sequence[Record]) -> list[str]:
-    """Return a table of dates and seconds, and under it each command and machine once."""
-    lines = [f"{_machine(record)}{_note(record)}." for record in records]
+def made(records: Sequence[Record], note: Callable[[Record], str] | None = None) -> list[str]:
+    """Return a table of dates and seconds, and under it each command and machine once, with what ``note`` says."""
+    lines = [f"{_machine(record)}{(note or _note)(record)}." for record in records]
     numbers = {line: str(number + 1) for number, line in enumerate(dict.fromkeys(lines))}
     body = [_provenance(record, numbers[line]) for record, line in zip(records, lines, strict=True)]
     header = ["row", "seed", "date", "seconds", "start", "train", "evaluate", "made by"]

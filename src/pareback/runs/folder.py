@@ -272,6 +272,10 @@ def recipe_of(path: Path) -> Recipe:
     return read(path / "recipe.yaml")
 
 
+#: Fields that name a file or folder of weights.
+_MOVABLE = ("teacher.run", "model.pretrained")
+
+
 def difference(there: Recipe, here: Recipe, apart_from: Sequence[str] = ()) -> str:
     """Say in which fields that decide the outcome two recipes differ; nothing if in none.
 
@@ -282,8 +286,8 @@ def difference(there: Recipe, here: Recipe, apart_from: Sequence[str] = ()) -> s
     for field in entries():
         if field.key not in INCIDENTAL and field.key not in apart_from:
             first, second = (_at(recipe, field.key) for recipe in (one, two))
-            # A teacher's folder may have moved; whether it is the same one, its weights say.
-            moved = field.key == "teacher.run" and first is not None and second is not None
+            # Whose weights it starts or learns from may have moved; whether they are the same, their hash says.
+            moved = field.key in _MOVABLE and None not in (first, second) and "hub" not in (first, second)
             if first != second and not moved:
                 return f"{field.key} is {first} there and {second} here"
     return ""

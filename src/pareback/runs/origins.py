@@ -1,4 +1,4 @@
-"""What a run was made from beside its recipe: which images, and whose answers. Both may move, but not change."""
+"""What a run was made from beside its recipe: images, a teacher, weights to start from. They may move, not change."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source
-from ..lab.recipe.schema import DataRecipe, Recipe, TeacherRecipe
+from ..lab.recipe.schema import DataRecipe, Recipe
 from .folder import RunFolder
 
 
 def origins(recipe: Recipe, source: Source) -> dict[str, str | None]:
-    """Return what tells a run's images and its teacher from others."""
-    return {"data": source.fingerprint, "teacher": _weights_of(recipe.teacher)}
+    """Return what tells a run's images, its teacher and the weights that it starts from from others."""
+    start = {"pretrained": _weights_at(_start(recipe))} if _start(recipe) else {}
+    return {"data": source.fingerprint, "teacher": _weights_at(recipe.teacher.run), **start}
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -> str:
@@ -24,6 +25,7 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -
     places = {
         "data": ("data.path", recipe.data.path, "images"),
         "teacher": ("teacher.run", recipe.teacher.run, "weights"),
+        "pretrained": ("model.pretrained", recipe.model.pretrained, "weights"),
     }
     for origin, (field, place, what) in places.items():
         if before.get(origin) and now.get(origin) and before[origin] != now[origin]:
@@ -38,7 +40,9 @@ def changed_since(result: Mapping[str, Any], recipe: Recipe) -> str:
     if noted.get("data") and there["data"]["path"] != recipe.data.path:
         now["data"] = _images_of(recipe.data)
     if noted.get("teacher") and there["teacher"]["run"] != recipe.teacher.run:
-        now["teacher"] = _weights_of(recipe.teacher)
+        now["teacher"] = _weights_at(recipe.teacher.run)
+    if noted.get("pretrained"):  # a file is often written anew under the same name
+        now["pretrained"] = _weights_at(_start(recipe))
     return changed(noted, now, recipe)
 
 
@@ -47,9 +51,15 @@ def _images_of(recipe: DataRecipe) -> str:
     return open_source(recipe, torch.device("cpu")).fingerprint
 
 
-def _weights_of(teacher: TeacherRecipe) -> str | None:
-    """Return the hash of a teacher's weights, or None where there are none."""
-    if teacher.run is None:
+def _start(recipe: Recipe) -> str | None:
+    """Return the place of the weights that a training starts from; None where the model is fresh or the hub's."""
+    return recipe.model.pretrained if recipe.model.pretrained != "hub" else None
+
+
+def _weights_at(place: str | None) -> str | None:
+    """Return the hash of the weights in a file or a run's folder, or None where there are none."""
+    if place is None:
         return None
-    file = RunFolder(expanded(teacher.run)).model
+    path = expanded(place)
+    file = RunFolder(path).model if path.is_dir() else path
     return digest(file, size=8) if file.is_file() else None

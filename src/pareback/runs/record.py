@@ -34,6 +34,7 @@ class Histogram:
     """Counts of a tensor's weights in equal bins from ``-reach`` to ``reach``; weights that are zero are left out.
 
     A shrink that moves the weights it keeps is undone first: what is counted stands beside the threshold that decided.
+    ``latents`` counts the latent weights of the last step in the same bins, pruned ones too.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Histogram:
     counts: list[int]
     sigma: float
     threshold: float | None
+    latents: list[int] | None = None
 
     @property
     def width(self) -> float:
@@ -54,6 +56,11 @@ class Histogram:
     def edges(self) -> list[float]:
         """The bins' borders, one more than there are bins."""
         return [-self.reach + number * self.width for number in range(len(self.counts) + 1)]
+
+    @property
+    def tallest(self) -> float:
+        """The most that a bin, or the bell over the bins, reaches."""
+        return max(*self.counts, *(self.latents or ()), self.gaussian(0.0) if self.sigma else 0.0, 1.0)
 
     def gaussian(self, value: float) -> float:
         """Return what a bin around ``value`` would count if all weights, pruned ones included, were Gaussian."""
@@ -80,18 +87,35 @@ def _counted(entry: dict[str, Any], weights: Tensor, exponent: float) -> Histogr
     if threshold is not None and exponent != math.inf:
         kept = torch.copysign((kept.abs() ** exponent + threshold**exponent) ** (1.0 / exponent), kept)
     sigma = entry["sigma"] if entry["sigma"] is not None else float(weights.square().mean().sqrt())
-    reach = _reach(kept, sigma)
-    counts = torch.histc(kept, bins=_BINS, min=-reach, max=reach)
+    latents = entry.get("latents") or {"reach": _reach(kept, sigma), "counts": None}  # runs before 0.2 kept none
+    reach = latents["reach"]
     return Histogram(
         name=entry["name"],
         shape=list(entry["shape"]),
         size=entry["size"],
         nonzeros=len(kept),
         reach=reach,
-        counts=[int(count) for count in counts],
+        counts=_binned(kept, reach),
         sigma=sigma,
         threshold=threshold,
+        latents=latents["counts"],
     )
+
+
+def counted_latents(latents: Tensor, threshold: float, sigma: float) -> dict[str, Any]:
+    """Count latent weights as result.json keeps them, as far out as those that are kept reach.
+
+    >>> found = counted_latents(torch.tensor([-2.0, -0.1, 0.0, 0.1, 3.0]), threshold=1.0, sigma=1.0)
+    >>> found["reach"], sum(found["counts"]), found["counts"][40]
+    (3.06, 5, 1)
+    """
+    values = latents.detach().float().flatten()
+    reach = _reach(values[values.abs() > threshold], sigma)
+    return {"reach": reach, "counts": _binned(values, reach)}
+
+
+def _binned(values: Tensor, reach: float) -> list[int]:
+    return [int(count) for count in torch.histc(values, bins=_BINS, min=-reach, max=reach).tolist()]
 
 
 def _reach(kept: Tensor, sigma: float) -> float:
@@ -205,6 +229,8 @@ def _without_paths(result: dict[str, Any]) -> dict[str, Any]:
         environment["command"] = command(environment.pop("argv"))
     if recipe["data"]["path"] is not None:
         recipe["data"] = {**recipe["data"], "path": Path(recipe["data"]["path"]).name}
+    if recipe["model"]["pretrained"] is not None:
+        recipe["model"] = {**recipe["model"], "pretrained": Path(recipe["model"]["pretrained"]).name}
     return {**result, "environment": environment, "recipe": recipe}
 
 

@@ -18,7 +18,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_every_crop_is_the_one_that_torchvision_cuts(shift: Shift, shape: tuple[int, int, int]) -> None:
     images = torch.randint(0, 256, (6, *shape), dtype=torch.uint8, generator=generator())
     windows = Windows(images, shift)
-    order, draws = torch.randperm(6, generator=generator()), windows.draw(6, generator(1))
+    order, draws = torch.randperm(6, generator=generator()), windows.draw(torch.arange(6), generator(1))
     cuts = windows.cut(order, draws)
     for cut, number, top, left, mirrored in zip(cuts, order, draws.top, draws.left, draws.mirrored, strict=True):
         padded = functional.pad(images[number], [shift.pixels])
@@ -30,7 +30,9 @@ def test_every_crop_is_the_one_that_torchvision_cuts(shift: Shift, shape: tuple[
 
 def test_all_places_are_drawn_alike_and_half_the_images_mirrored() -> None:
     """81 places for 40,500 draws: 500 each, give or take five standard deviations."""
-    draws = Windows(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), Shift(4, mirror=True)).draw(40_500, generator())
+    draws = Windows(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), Shift(4, mirror=True)).draw(
+        torch.arange(40_500), generator()
+    )
     counts = torch.bincount(9 * draws.top + draws.left, minlength=81)
     assert len(counts) == 81
     assert (counts - 500).abs().max() < 5 * 500**0.5
@@ -39,7 +41,7 @@ def test_all_places_are_drawn_alike_and_half_the_images_mirrored() -> None:
 
 def test_what_must_not_be_mirrored_never_is() -> None:
     windows = Windows(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), Shift(2))
-    assert not windows.draw(10_000, generator()).mirrored.any()
+    assert not windows.draw(torch.arange(10_000), generator()).mirrored.any()
 
 
 def test_the_border_is_black() -> None:

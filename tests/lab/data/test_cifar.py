@@ -45,9 +45,9 @@ def test_images_labels_and_classes_are_those_of_the_files(cifar100: Path) -> Non
     pixels = x * torch.tensor(source.std).view(3, 1, 1) + torch.tensor(source.mean).view(3, 1, 1)
     assert np.array_equal(pixels.round().byte().numpy(), PIXELS)
     assert y.tolist() == [0, 2, 1, 1, 0]
-    assert source._windows.shift.pixels == 4
-    assert source._windows.shift.mirror
-    assert not cifar("cifar100", cifar100, CPU, augment=False)._windows.shift.mirror
+    assert source._crops.shift.pixels == 4
+    assert source._crops.shift.mirror
+    assert not cifar("cifar100", cifar100, CPU, augment=False)._crops.shift.mirror
 
 
 def test_what_is_there_is_not_downloaded_again(cifar100: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,8 @@ def test_class_names_may_be_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("side", "pixels"), [(7, 0), (8, 1), (28, 3), (32, 4), (64, 4)])
 def test_images_move_by_four_pixels_or_an_eighth_of_the_side(tmp_path: Path, side: int, pixels: int) -> None:
     source = npz(write_npz(tmp_path / "a.npz", **arrays(side=side)), CPU)
-    assert source._windows.shift.pixels == pixels
-    assert source._windows.shift.mirror
+    assert source._crops.shift.pixels == pixels
+    assert source._crops.shift.mirror
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

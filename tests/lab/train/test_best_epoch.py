@@ -77,7 +77,7 @@ def test_both_models_are_in_the_folder_at_the_exact_budget(run: Path) -> None:
     allowed = result["pruned_weights"] // 10
     assert [kept(run / f"{name}.safetensors") for name in ("model", "model-best", "model-ema")] == [allowed] * 3
     assert result["images"] == {"train": 18, "val": 6, "test": 8}
-    assert result["measured_on"] == "test"
+    assert (result["measured_on"], result["accuracy"]) == ("val", result["val_accuracy"])
     assert result["class_names"] == ["cat", "dog"]
     best = result["best"]
     judged = [row for row in rows(run) if row["epoch"] >= 2]  # the ramp ends with the second
@@ -97,12 +97,15 @@ def test_each_figure_is_what_its_file_does(run: Path, tree: Path) -> None:
         found[name] = [
             accuracy(model.eval(), part) for part in (source.val_batches(batch=6), source.test_batches(batch=8))
         ]
-    assert found["model"] == [pytest.approx(result["val_accuracy"]), pytest.approx(result["accuracy"])]
+    assert found["model"] == [pytest.approx(result["accuracy"]), pytest.approx(result["test_accuracy"])]
     assert found["model-best"] == [
         pytest.approx(result["best"]["val_accuracy"]),
-        pytest.approx(result["best"]["accuracy"]),
+        pytest.approx(result["best"]["test_accuracy"]),
     ]
-    assert found["model-ema"][1] == pytest.approx(result["ema_accuracy"])
+    assert found["model-ema"] == [
+        pytest.approx(result["ema_accuracy"]),
+        pytest.approx(result["ema_test_accuracy"]),
+    ]
 
 
 @torch.no_grad()
@@ -131,7 +134,7 @@ def test_test_images_are_looked_at_at_the_end_alone(
 def test_a_tree_without_test_images_is_judged_by_what_is_held_out(
     tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the last line says that no test confirms it."""
+    """And the last line says that there is no test."""
     bare = Path(shutil.copytree(tree, tmp_path / "bare"))
     shutil.rmtree(bare / "val")
     out = tmp_path / "run"
@@ -142,11 +145,11 @@ def test_a_tree_without_test_images_is_judged_by_what_is_held_out(
     assert main([*command, "--data.val_share", "0.25"]) == 0
     said = capsys.readouterr().out
     assert "18 images to train on, 6 held out to choose by, none to test with" in " ".join(said.split())
-    assert "% accuracy on val, which no test confirms" in said
+    assert "% accuracy on val (there is no test)" in said
     assert "Best on val: epoch 1 with" in said
     result = result_of(out)
-    assert (result["measured_on"], result["accuracy"]) == ("val", result["val_accuracy"])
-    assert result["test_loss"] is None
+    assert result["accuracy"] == result["val_accuracy"]
+    assert (result["test_accuracy"], result["test_loss"], result["best"]["test_accuracy"]) == (None, None, None)
 
 
 def test_the_output_names_val_and_test(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +158,8 @@ def test_the_output_names_val_and_test(tree: Path, tmp_path: Path, capsys: pytes
     assert main([*command, "--data.val_share", "0.25", "--out", str(tmp_path / "run")]) == 0
     first, *_, last = capsys.readouterr().out.strip().splitlines()
     assert "data   folder: 18 images to train on" in first
-    assert "% accuracy on test, " in last
-    assert "% on val" in last
+    assert "% accuracy on val (" in last
+    assert last.count("% on test)") == 2
 
 
 def test_epochs_within_the_ramp_are_never_the_best() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,7 @@ class Shift:
     mirror: bool = False
 
 
-@dataclass(frozen=True)
-class Draws:
+class Draws(NamedTuple):
     """What was drawn for each image of an epoch: rows and columns of the crop's corner, and whether it is mirrored."""
 
     top: Tensor
@@ -43,9 +43,9 @@ class Windows:
         # From image, channel, top, left, row, column to image, top, left, channel, row, column.
         self._all = padded.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
 
-    def draw(self, count: int, generator: torch.Generator) -> Draws:
-        """Draw a crop for each of ``count`` images."""
-        places, device = 2 * self.shift.pixels + 1, generator.device
+    def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
+        """Draw a crop for each of the images of the given numbers."""
+        places, count, device = 2 * self.shift.pixels + 1, len(images), generator.device
         top, left = torch.randint(0, places, (2, count), generator=generator, device=device)
         mirrored = torch.rand(count, generator=generator, device=device) < (0.5 if self.shift.mirror else 0.0)
         return Draws(top, left, mirrored)

@@ -19,6 +19,7 @@ from ...messages import listed
 from ..optional import optional
 from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
+from .decoded import DecodedFolder
 from .readable import read_image, reason, unreadable
 from .sources import fingerprint
 
@@ -30,10 +31,10 @@ Sample = tuple[str, int]
 Corrupt = Literal["stop", "skip", "later"]
 
 
-def opened(recipe: DataRecipe, device: torch.device) -> Folder:
+def opened(recipe: DataRecipe, device: torch.device) -> Folder | DecodedFolder:
     """Open what a recipe asks for."""
     assert recipe.path is not None  # as its kind says
-    return Folder(
+    found = Folder(
         recipe.path,
         device,
         recipe.image_size,
@@ -43,6 +44,7 @@ def opened(recipe: DataRecipe, device: torch.device) -> Folder:
         corrupt=recipe.corrupt,
         randaugment=recipe.randaugment,
     )
+    return found.decoded() if recipe.memory else found
 
 
 class _Reader:
@@ -147,6 +149,21 @@ class Folder(_Reader):
     def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the training images that were held out in batches, as the test images are."""
         return self._centres(self._val, batch, rank, world)
+
+    def decoded(self) -> DecodedFolder:
+        """Return the same images, read now and kept on the device, where they are cropped."""
+        return DecodedFolder(
+            (self._train, self._val, self._test),
+            self.classes,
+            (self.mean, self.std),
+            self.fingerprint,
+            self._device,
+            read=_read_or_refuse,
+            image_size=self.shape[1],
+            augment=self._augment,
+            workers=self._workers,
+            skipped=self.skipped,
+        )
 
 
 class EvaluationFolder(_Reader):
@@ -312,6 +329,13 @@ def held_out_of_classes(samples: list[Sample], root: Path, share: float) -> tupl
 def _drawn(name: str) -> bytes:
     """Return what puts names in an order that has nothing to do with what they say."""
     return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
+
+
+def _read_or_refuse(path: str) -> Any:
+    image = _read(path)
+    if isinstance(image, _Unreadable):
+        raise InvalidValue(image.sentence)
+    return image
 
 
 def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:

@@ -1,15 +1,16 @@
-"""A data set small enough to live on the device, where it is also augmented."""
+"""Data sets small enough to live on the device, where they are also augmented."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...errors import InvalidValue
-from .augment import Draws, Shift, Windows
+from .augment import Shift, Windows
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .sources import fingerprint
 
@@ -17,8 +18,72 @@ from .sources import fingerprint
 CHUNK = 2**22
 
 
-class InMemory:
-    """Images as bytes on a device, normalised with the training images' own mean and standard deviation.
+class Crops(Protocol):
+    """The training images on a device, and the parts of them that a training sees."""
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw what decides on a crop of each of the images of the given numbers: tensors with an entry per image."""
+
+    def cut(self, images: Tensor, draws: Any) -> Tensor:
+        """Return the crops drawn for the images of the given numbers, as NCHW."""
+
+
+class OnDevice:
+    """Images as bytes on a device, where they are cropped and normalised."""
+
+    def __init__(
+        self,
+        crops: Crops,
+        test_x: Tensor,
+        labels: tuple[Tensor, Tensor],
+        classes: Sequence[str],
+        statistics: tuple[Sequence[float], Sequence[float]],
+        identity: str,
+    ) -> None:
+        """Take test images in NCHW and labels of both parts on the device, and what tells this set from others."""
+        self.classes, self.fingerprint = tuple(classes), identity
+        self.shape = (int(test_x.shape[1]), int(test_x.shape[2]), int(test_x.shape[3]))
+        self.mean, self.std = (tuple(values) for values in statistics)
+        self._device = test_x.device
+        self._mean, self._std = (torch.tensor(s, device=self._device).view(-1, 1, 1) for s in (self.mean, self.std))
+        self._crops, self._test_x = crops, test_x
+        self._train_y, self._test_y = labels
+        self.size, self.test_size = len(self._train_y), len(self._test_y)
+        self.labels = len(self._train_y.unique())
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
+        check_batch(self.size, batch, rank, world)
+        return self._chunks(derived_seed(seed, epoch), batch, rank, world)
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches, each image once over all processes."""
+        shares = shares_of_test(self.test_size, batch, rank, world)
+        parts = (slice(share.start, share.stop) for share in shares)
+        return ((self._normalised(self._test_x[part]), self._test_y[part]) for part in parts)
+
+    def _chunks(self, seed: int, batch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(self._device).manual_seed(seed)
+        order = torch.randperm(self.size, generator=generator, device=self._device)
+        draws = self._crops.draw(order, generator)
+        kind: Any = type(draws)
+        parts = [rank_part(values, batch, rank, world) for values in (order, *draws)]
+        steps, local = parts[0].shape
+        length = max(1, CHUNK // (local * math.prod(self.shape)))
+        for start in range(0, steps, length):
+            images, *drawn = (part[start : start + length].flatten() for part in parts)
+            x = self._normalised(self._crops.cut(images, kind(*drawn)))
+            y = self._train_y[images]
+            yield from zip(x.split(local), y.split(local), strict=True)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return images.float().sub_(self._mean).div_(self._std)
+
+
+class InMemory(OnDevice):
+    """Images of one size, normalised with the training images' own mean and standard deviation.
 
     >>> x, y = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1), torch.arange(6)
     >>> source = InMemory(x, y, x[:3], y[:3], classes="abcdef")
@@ -45,69 +110,35 @@ class InMemory:
         """
         device = torch.device(device)
         if val_share:
-            (train_x, train_y), (test_x, test_y) = held_out(train_x, train_y, val_share)
-        self.classes = tuple(classes)
-        self.size, self.test_size = len(train_x), len(test_x)
-        self.fingerprint = fingerprint((train_x, train_y.long(), test_x, test_y.long()), self.classes)
-        self.labels = len(train_y.unique())
-        height, width, channels = train_x.shape[1:]
-        self.shape = (channels, height, width)
-        self.mean, self.std = channel_statistics(train_x)
-        self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
-        self._windows = Windows(_planes(train_x).to(device), shift)
-        self._test_x = _planes(test_x).to(device)
-        self._train_y, self._test_y = train_y.long().to(device), test_y.long().to(device)
-        self._device = device
-
-    def batches(
-        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
-        check_batch(self.size, batch, rank, world)
-        return self._chunks(derived_seed(seed, epoch), batch, rank, world)
-
-    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the test images in batches, each image once over all processes."""
-        shares = shares_of_test(self.test_size, batch, rank, world)
-        parts = (slice(share.start, share.stop) for share in shares)
-        return ((self._normalised(self._test_x[part]), self._test_y[part]) for part in parts)
-
-    def _chunks(self, seed: int, batch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator(self._device).manual_seed(seed)
-        order = torch.randperm(self.size, generator=generator, device=self._device)
-        draws = self._windows.draw(self.size, generator)
-        whole = (order, draws.top, draws.left, draws.mirrored)
-        parts = [rank_part(values, batch, rank, world) for values in whole]
-        steps, local = parts[0].shape
-        length = max(1, CHUNK // (local * math.prod(self.shape)))
-        for start in range(0, steps, length):
-            images, top, left, mirrored = (part[start : start + length].flatten() for part in parts)
-            x = self._normalised(self._windows.cut(images, Draws(top, left, mirrored)))
-            y = self._train_y[images]
-            yield from zip(x.split(local), y.split(local), strict=True)
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        return images.float().sub_(self._mean).div_(self._std)
+            left, held = held_out(len(train_x), val_share)
+            (train_x, train_y), (test_x, test_y) = (train_x[left], train_y[left]), (train_x[held], train_y[held])
+        super().__init__(
+            Windows(_planes(train_x).to(device), shift),
+            _planes(test_x).to(device),
+            (train_y.long().to(device), test_y.long().to(device)),
+            classes,
+            channel_statistics(train_x),
+            fingerprint((train_x, train_y.long(), test_x, test_y.long()), tuple(classes)),
+        )
 
 
-def held_out(x: Tensor, y: Tensor, share: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Divide training images and labels into those to train on and a share to choose settings by.
+def held_out(count: int, share: float) -> tuple[Tensor, Tensor]:
+    """Divide the numbers of training images into those to train on and a share to choose settings by.
 
     Always the same way, whatever the seed of a run, so that runs are compared on the same images.
 
-    >>> (left, _), (held, _) = held_out(torch.arange(10), torch.arange(10), 0.2)
+    >>> left, held = held_out(10, 0.2)
     >>> len(left), len(held), sorted([*left.tolist(), *held.tolist()]) == list(range(10))
     (8, 2, True)
     """
-    count = round(share * len(x))
-    if not 0 < count < len(x):
+    apart = round(share * count)
+    if not 0 < apart < count:
         raise InvalidValue(
-            f"data.val_share={share!r} of {len(x)} training images is {count}: write a share that leaves images on "
+            f"data.val_share={share!r} of {count} training images is {apart}: write a share that leaves images on "
             "both sides, such as 0.1."
         )
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derived_seed(0, len(x))))
-    held, left = order[:count].sort().values, order[count:].sort().values
-    return (x[left], y[left]), (x[held], y[held])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(0, count)))
+    return order[apart:].sort().values, order[:apart].sort().values
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

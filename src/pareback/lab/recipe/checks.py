@@ -70,6 +70,11 @@ def check(recipe: Recipe) -> None:
         raise InvalidValue(
             "data.randaugment has no effect with data.augment=false. Write data.augment=true, or drop it."
         )
+    if recipe.data.randaugment and recipe.data.memory:
+        raise InvalidValue(
+            "data.randaugment changes images as they are read, and with data.memory=true each is read once. Write "
+            "data.memory=false, or drop it."
+        )
     for use in _LIMITS:  # wherever it was written: a target that is not kept to must not pass in silence
         for key in use.fields:
             if at(recipe, key) is not None and not use.reads(recipe):
@@ -140,7 +145,9 @@ _LIMITS = (
 # them for all goals that are trained from it, and have none itself, as recipes/paper/curve.yaml does.
 _USES = (
     _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
-    _Use(("data.workers", "data.image_size", "data.randaugment", "data.corrupt"), "data.kind", ("folder",)),
+    _Use(
+        ("data.workers", "data.image_size", "data.randaugment", "data.corrupt", "data.memory"), "data.kind", ("folder",)
+    ),
     _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
     _Use(("optimizer.strength",), "optimizer.kind", ("ham",)),
     _Use(("model.depth", "model.width"), "model.name", ("wrn",)),

@@ -24,12 +24,14 @@ class DataRecipe:
     """Side of the crops taken from a folder's images."""
     workers: int = 4
     """Processes that read a folder's images."""
+    memory: bool = False
+    """Whether a folder's images are read once, and kept and cropped on the device: for a few gigabytes of them."""
     download: bool = False
     """Whether torchvision may download CIFAR."""
     val_share: float = 0.0
-    """Share of the training images that is held out. Of a folder's, epochs are judged by it, the best one is kept
-    beside the last, and the test images (val/, which may then be missing) are looked at once, at the end. Of others it
-    is evaluated on in place of the test images."""
+    """Share of the training images that is held out. The accuracy of the run is that on these, so that
+    settings can be chosen by it. Of a folder's, the best epoch by them is kept beside the last, and the test images
+    (val/, which may then be missing) are looked at once, at the end; those of other kinds are not used."""
     randaugment: int = 0
     """How strongly two more random changes of colour or shape are made to each training image of a folder: the
     magnitude of RandAugment, up to 30 and usually 9; 0 for none."""

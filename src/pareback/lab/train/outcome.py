@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ...costs.flops import count_flops
 from ...costs.limits import mask_bytes
 from ...pruning.pruner import Pruner
 from ...report import Report, report_on
+from ...runs.record import counted_latents
 
 
 def finish_and_count(model: nn.Module, pruner: Pruner | None) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def finish_and_count(model: nn.Module, pruner: Pruner | None) -> dict[str, Any]:
     ``bytes`` takes non-zeros at their item size and one bit per weight of pruned tensors, and everything else that the
     model stores as it is: what a ``bytes`` budget counts.
     """
+    latents = {} if pruner is None else _latents(pruner)
     report = report_on(model, {}) if pruner is None else _landed(pruner)
     stored = model.state_dict().values()
     dense = sum(value.numel() * value.element_size() for value in stored)
@@ -36,7 +38,7 @@ def finish_and_count(model: nn.Module, pruner: Pruner | None) -> dict[str, Any]:
         "sparsity": report.sparsity,
         "bytes": dense - _saved(report),
         "dense_bytes": dense,
-        "tensors": _tensors(report, pruner),
+        "tensors": _tensors(report, pruner, latents),
     }
 
 
@@ -71,7 +73,18 @@ def _saved(report: Report) -> int:
     return zeros - math.ceil(mask_bytes(sum(row.params for row in pruned)))
 
 
-def _tensors(report: Report, pruner: Pruner | None) -> list[dict[str, Any]]:
+def _latents(pruner: Pruner) -> dict[str, dict[str, Any]]:
+    """Return how the latent weights are distributed, which finish() lets go of."""
+    spreads, thresholds = pruner.spreads().tolist(), pruner.thresholds().tolist()
+    with pruner.latents():
+        values = [pruner.model.get_parameter(name) for name in pruner.names]
+        return {
+            name: counted_latents(value, threshold, spread)
+            for name, value, threshold, spread in zip(pruner.names, values, thresholds, spreads, strict=True)
+        }
+
+
+def _tensors(report: Report, pruner: Pruner | None, latents: Mapping[str, Any]) -> list[dict[str, Any]]:
     known: dict[str, tuple[float, float]] = {}
     if pruner is not None:
         spreads, thresholds = pruner.spreads().tolist(), pruner.thresholds().tolist()
@@ -85,6 +98,7 @@ def _tensors(report: Report, pruner: Pruner | None) -> list[dict[str, Any]]:
             "pruned": row.pruned,
             "sigma": known.get(row.name, (None, None))[0],
             "threshold": known.get(row.name, (None, None))[1],
+            **({"latents": latents[row.name]} if row.name in latents else {}),
         }
         for row in report.rows
     ]
