@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)
-    assert blocks or page.name in ("architecture.md", "index.md", "method.md")
+    assert blocks or page.name in ("architecture.md", "index.md", "method.md", "paper.md")
 
 
 def test_every_public_name_is_on_its_page() -> None:
@@ -58,3 +59,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link of a page points to a file that exists."""
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_the_paper_leads_to_code_and_tests_that_are_there() -> None:
+    """Every dotted name of docs/paper.md can be imported, every test and recipe that it names is a file."""
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(pareback(?:\.\w+)+)`", text))
+    assert len(names) > 8
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+    for pattern in re.findall(r"`((?:tests|recipes)/[^`]+)`", text):
+        assert list(ROOT.glob(pattern)), pattern
+    cells = [cell.strip() for line in text.splitlines() if line.startswith("| ") for cell in line.split("|")[1:-1]]
+    assert all(cells)

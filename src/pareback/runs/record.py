@@ -87,7 +87,7 @@ def _counted(entry: dict[str, Any], weights: Tensor, exponent: float) -> Histogr
     if threshold is not None and exponent != math.inf:
         kept = torch.copysign((kept.abs() ** exponent + threshold**exponent) ** (1.0 / exponent), kept)
     sigma = entry["sigma"] if entry["sigma"] is not None else float(weights.square().mean().sqrt())
-    latents = entry.get("latents") or {"reach": _reach(kept, sigma), "counts": None}  # runs before 0.2 kept none
+    latents = entry.get("latents") or {"reach": _reach(kept, sigma), "counts": None}  # older runs kept none
     reach = latents["reach"]
     return Histogram(
         name=entry["name"],
