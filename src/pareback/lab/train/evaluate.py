@@ -30,9 +30,9 @@ class Judge:
     def __init__(self, source: Source, forward: Forward, team: Team, least: int, clock: Clock) -> None:
         self._source, self._forward, self._team = source, forward, team
         channels, height, width = source.shape
-        self._batch = max(least, min(1000, _INPUTS // (channels * height * width)))
+        self._most = max(least, min(1000, _INPUTS // (channels * height * width)))
         self._clock = clock
-        held, test = val_size(source), source.test_size
+        held, test = self._sizes = val_size(source), source.test_size
         #: What epochs are judged by: the test images only where none are held out.
         self.chooses_by: Part = "val" if held else "test"
         #: What the final accuracy is of.
@@ -53,11 +53,12 @@ class Judge:
         Every batch has the same shape, so that cuDNN chooses once.
         """
         forward, training = self._forward, net.training
+        batch = self._batch(part)
         net.eval()
         with torch.no_grad():
-            for x, y in self._batches(part):
+            for x, y in self._batches(part, batch):
                 images, labels = forward.images(x), y.to(forward.device, non_blocking=True)
-                missing = self._batch - len(images)
+                missing = batch - len(images)
                 if missing:
                     filler = images.new_zeros(missing, *images.shape[1:])
                     images = torch.cat([images, filler]).contiguous(memory_format=forward.memory_format)
@@ -66,10 +67,15 @@ class Judge:
                 yield logits, labels
         net.train(training)
 
-    def _batches(self, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batch(self, part: Part) -> int:
+        """Return how many images go through the network at once: no more than this process has."""
+        size = self._sizes[0] if part == "val" else self._sizes[1]
+        return max(1, min(self._most, -(-size // self._team.world)))
+
+    def _batches(self, part: Part, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         source, team = self._source, self._team
-        batch = self._batch * team.world
+        whole = batch * team.world
         if part == "test":
-            return source.test_batches(batch=batch, rank=team.rank, world=team.world)
+            return source.test_batches(batch=whole, rank=team.rank, world=team.world)
         assert isinstance(source, HoldsOut)
-        return source.val_batches(batch=batch, rank=team.rank, world=team.world)
+        return source.val_batches(batch=whole, rank=team.rank, world=team.world)
