@@ -144,6 +144,19 @@ def test_another_tree_may_have_its_classes_anywhere(
     assert Path(found["picture"]).name == "confusion-other.png"
 
 
+def test_images_in_memory_are_scaled_as_in_the_training(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same photographs elsewhere have the same loss, to the bit, as only the same crops of them do."""
+    recipe = override(Recipe(), {**TREE, "data.path": str(tree), "data.memory": True, "train.epochs": 1})
+    result = train(recipe, tmp_path / "run", quiet=True)
+    shutil.copytree(tree / "val", tmp_path / "other")
+    own, found = (
+        asked(capsys, str(tmp_path / "run"), *more) for more in ([], ["--data.path", str(tmp_path / "other")])
+    )
+    assert own["loss"] == found["loss"] == pytest.approx(result["test_loss"], rel=1e-5)
+
+
 def test_classes_keep_their_labels_where_some_have_no_images(
     run: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,6 +302,7 @@ def test_of_many_classes_the_worst_are_listed() -> None:
     assert len(text.splitlines()) == 43
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 20, 60, 200])
 def test_pictures_of_any_size_are_drawn(tmp_path: Path, classes: int) -> None:
     """Large ones without numbers in their cells, and at last without names."""

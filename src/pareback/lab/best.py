@@ -20,7 +20,7 @@ class Best:
     """The best epoch so far: the most held-out images right, and of equals the lowest loss.
 
     While the budget is not asked for in full, a network is better than the pruned one and not what was asked for, so
-    only epochs count that meet it; the last one counts in any case.
+    only epochs count that meet it; the last one is taken where none does.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,17 @@ class Best:
 
     def consider(self, epoch: int, sums: Sums, model: nn.Module, pruner: Pruner | None, last: bool) -> None:
         """Take an epoch over if it is better; the model holds what :func:`landed` shows."""
-        if not last and not _meets_its_goal(pruner):
+        meets, found = _meets_its_goal(pruner), self._found
+        if not meets and (not last or found is not None):
             return
-        found = self._found
-        if found is not None and (sums.accuracy, -sums.mean_loss) <= (found["val_accuracy"], -found["val_loss"]):
+        if (
+            found is not None
+            and found["meets"]
+            and (sums.accuracy, -sums.mean_loss) <= (found["val_accuracy"], -found["val_loss"])
+        ):
             return
         weights = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
-        figures = {"epoch": epoch, "val_accuracy": sums.accuracy, "val_loss": sums.mean_loss}
+        figures = {"epoch": epoch, "val_accuracy": sums.accuracy, "val_loss": sums.mean_loss, "meets": meets}
         self._found = {**figures, "weights": weights}
 
     def state_dict(self) -> dict[str, Any] | None:

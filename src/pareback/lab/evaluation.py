@@ -239,7 +239,8 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
     names = result.get("class_names")
     if path is not None and recipe.data.kind == "folder" and names:
         options = recipe.data.image_size, recipe.data.workers, recipe.data.corrupt
-        return EvaluationFolder(path, tuple(names), device, *options)
+        found = EvaluationFolder(path, tuple(names), device, *options)
+        return found.decoded() if recipe.data.memory else found  # which scales images in another way
     source = open_source(recipe.data if path is None else replace(recipe.data, path=path), device)
     if names and tuple(names) != tuple(source.classes):
         odd = sorted(set(names) ^ set(source.classes))

@@ -163,7 +163,7 @@ def test_the_output_names_val_and_test(tree: Path, tmp_path: Path, capsys: pytes
 
 
 def test_epochs_within_the_ramp_are_never_the_best() -> None:
-    """However good: they are not what was asked for. The last one counts even where a penalty misses its budget."""
+    """However good: they are not what was asked for. The last one is taken where none meets it, and gives way."""
     model = nn.Linear(100, 20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=4, ramp=0.5)
@@ -181,6 +181,10 @@ def test_epochs_within_the_ramp_are_never_the_best() -> None:
     assert late.epoch is None
     late.consider(2, Sums(1.0, 10, 100, 1, None), model, far, last=True)  # type: ignore[arg-type]
     assert late.epoch == 2
+    late.consider(3, Sums(1.0, 5, 100, 1, None), model, None, last=False)  # in a longer run
+    assert late.epoch == 3
+    late.consider(4, Sums(1.0, 99, 100, 1, None), model, far, last=True)  # type: ignore[arg-type]
+    assert late.epoch == 3
 
 
 def _limit(allowed: int) -> SimpleNamespace:

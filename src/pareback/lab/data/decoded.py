@@ -49,11 +49,12 @@ class Photographs:
     def __init__(self, images: Sequence[Tensor], device: torch.device, side: int, augment: bool = True) -> None:
         """Take images as uint8 in HWC; ``side`` is that of the crops."""
         self.heights, self.widths = (
-            torch.tensor([image.shape[axis] for image in images], device=device) for axis in (0, 1)
+            torch.tensor([image.shape[axis] for image in images], dtype=torch.int64, device=device) for axis in (0, 1)
         )
         sizes = self.heights * self.widths
         self._starts = sizes.cumsum(0) - sizes
-        self._pixels = torch.cat([image.reshape(-1, image.shape[2]) for image in images]).to(device)
+        none = torch.empty(0, 3, dtype=torch.uint8)
+        self._pixels = torch.cat([none, *(image.reshape(-1, image.shape[2]) for image in images)]).to(device)
         self._side, self._augment = side, augment
 
     def centres(self, images: Tensor) -> Boxes:

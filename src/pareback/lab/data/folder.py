@@ -50,6 +50,9 @@ def opened(recipe: DataRecipe, device: torch.device) -> Folder | DecodedFolder:
 class _Reader:
     """Crops of a side, of images that are read by several processes, on a device."""
 
+    #: The images that are left out because they cannot be read, by their names in the tree.
+    skipped: tuple[str, ...] = ()
+
     def __init__(
         self, device: torch.device | str, image_size: int, workers: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
@@ -69,6 +72,26 @@ class _Reader:
     def _centres(self, samples: list[Sample], batch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         shares = shares_of_test(len(samples), batch, rank, world)
         return self._load(_Images(samples, self.shape[1], None), [list(share) for share in shares])
+
+    def _decoded(
+        self,
+        parts: tuple[list[Sample], list[Sample], list[Sample]],
+        classes: tuple[str, ...],
+        identity: str,
+        augment: bool = False,
+    ) -> DecodedFolder:
+        return DecodedFolder(
+            parts,
+            classes,
+            (self.mean, self.std),
+            identity,
+            self._device,
+            read=_read_or_refuse,
+            image_size=self.shape[1],
+            augment=augment,
+            workers=self._workers,
+            skipped=self.skipped,
+        )
 
     def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         loader: DataLoader[_Item] = DataLoader(
@@ -115,8 +138,6 @@ class Folder(_Reader):
         path = expanded(path)
         self.classes, self._train = _samples(path / "train")
         self._test = _test_samples(path, self.classes, bool(val_share))
-        #: The images that are left out because they cannot be read, by their names in the tree.
-        self.skipped: tuple[str, ...] = ()
         left, self.skipped = _readable(path, [*self._train, *self._test], corrupt)
         if self.skipped:
             kept = set(left)
@@ -152,18 +173,7 @@ class Folder(_Reader):
 
     def decoded(self) -> DecodedFolder:
         """Return the same images, read now and kept on the device, where they are cropped."""
-        return DecodedFolder(
-            (self._train, self._val, self._test),
-            self.classes,
-            (self.mean, self.std),
-            self.fingerprint,
-            self._device,
-            read=_read_or_refuse,
-            image_size=self.shape[1],
-            augment=self._augment,
-            workers=self._workers,
-            skipped=self.skipped,
-        )
+        return self._decoded((self._train, self._val, self._test), self.classes, self.fingerprint, self._augment)
 
 
 class EvaluationFolder(_Reader):
@@ -208,6 +218,10 @@ class EvaluationFolder(_Reader):
     def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the images in batches, each image once over all processes."""
         return self._centres(self._test, batch, rank, world)
+
+    def decoded(self) -> DecodedFolder:
+        """Return the same images as a run with ``data.memory`` sees them."""
+        return self._decoded(([], [], self._test), self.classes, self.fingerprint)
 
 
 @dataclass(frozen=True)

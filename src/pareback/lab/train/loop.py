@@ -354,7 +354,7 @@ class Training:
 
 def _opened(recipe: Recipe, here: Team) -> Source:
     """Open the images: the first process before the others, who find noted which of them can be read."""
-    if here.world == 1:
+    if here.world == 1 or recipe.data.kind != "folder":
         return open_source(recipe.data, here.device)
     source: Source | None = None
     problem: Exception | None = None
