@@ -61,17 +61,17 @@ class Recalibration:
         if not norms or not is_asked_for(self._recipe):
             return before, None
         by = "val" if self._judge.chooses_by == "val" else "train"
-        old = {name: value.clone() for name, value in net.state_dict().items()}
+        old = {name: value.clone() for name, value in net.named_buffers()}
         loss_before = before["val_loss"] if by == "val" else self._training_loss(net)
         about = {"norms": len(norms), "decided_by": by, "loss_before": loss_before, **self._told(before, "before")}
         if not self._estimated(net, norms):
-            net.load_state_dict(old)
+            _restore(net, old)
             return before, {**about, "loss_after": None, **self._told({}, "after"), "kept": False}
         after = measured(net)
         loss_after = after["val_loss"] if by == "val" else self._training_loss(net)
         kept = loss_after < (loss_before if math.isfinite(loss_before) else math.inf)
         if not kept:
-            net.load_state_dict(old)
+            _restore(net, old)
         found = {"loss_after": loss_after, **self._told(after, "after"), "kept": kept}
         return after if kept else before, {**about, **found}
 
@@ -83,13 +83,23 @@ class Recalibration:
 
     def _estimated(self, net: nn.Module, norms: list[_BatchNorm]) -> bool:
         """Let every process estimate from its own images and take the mean; return whether all of them could."""
-        inputs = (self._forward.images(x) for x, _ in self._batches(later=0))
+        unreadable: list[InvalidValue] = []
+
+        def inputs() -> Iterator[Tensor]:
+            try:
+                yield from (self._forward.images(x) for x, _ in self._batches(later=0))
+            except InvalidValue as error:
+                unreadable.append(error)
+                raise
+
         try:
             with self._forward.autocast(), _left_alone([m for n, m in net.named_modules() if n in self._still]):
-                recalibrate(net, inputs)
+                recalibrate(net, inputs())
             fine = True
-        except InvalidValue:  # statistics that are not finite
-            fine = False
+        except InvalidValue:
+            if unreadable:
+                raise
+            fine = False  # statistics that are not finite
         if not self._team.lowest(int(fine)):
             return False
         for norm in norms:
@@ -101,7 +111,7 @@ class Recalibration:
 
     @torch.no_grad()
     def _training_loss(self, net: nn.Module) -> float:
-        """Return the mean loss over training images, as they are not those that statistics are estimated from."""
+        """Return the mean loss over training images, with other crops than those that statistics are estimated from."""
         tally, training = Tally(self._forward.device), net.training
         net.eval()
         for x, y in self._batches(later=1):
@@ -124,6 +134,12 @@ class Recalibration:
             world=self._team.world,
         )
         return islice(whole, math.ceil(IMAGES / batch))
+
+
+@torch.no_grad()
+def _restore(net: nn.Module, buffers: dict[str, Tensor]) -> None:
+    for name, value in net.named_buffers():
+        value.copy_(buffers[name])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tiny_images import write_tree
 
 from pareback.cli import main
+from pareback.errors import InvalidValue
 from pareback.lab.data.in_memory import InMemory
 from pareback.lab.recalibration import Recalibration, is_asked_for
 from pareback.lab.recipe.reading import override
@@ -96,6 +97,22 @@ def test_statistics_that_are_not_finite_are_left_alone(
     assert result["recalibration"]["kept"] is False
     assert result["recalibration"]["accuracy_after"] is None
     assert result["accuracy"] == result["recalibration"]["accuracy_before"]
+
+
+def test_an_image_that_cannot_be_read_is_not_taken_for_bad_statistics(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, as during the training."""
+    batches = InMemory.batches
+
+    def cut_off(self: InMemory, epoch: int, **options: Any) -> Any:
+        if epoch == 1:
+            raise InvalidValue("a.png cannot be read as an image")
+        return batches(self, epoch, **options)
+
+    monkeypatch.setattr(InMemory, "batches", cut_off)
+    with pytest.raises(InvalidValue, match=r"a\.png cannot be read"):
+        finetune(dense, tmp_path / "run")
 
 
 def test_images_that_are_held_out_decide_for_every_model(
