@@ -60,15 +60,17 @@ class Recalibration:
         norms = [norm for name, norm in tracking.items() if name not in self._still]
         if not norms or not is_asked_for(self._recipe):
             return before, None
-        by = "val" if self._judge.chooses_by == "val" else "train"
+        # Sets in memory have their held-out images in the place of the test's.
+        by = "val" if self._recipe.data.val_share else "train"
+        held = f"{self._judge.chooses_by}_loss"
         old = {name: value.clone() for name, value in net.named_buffers()}
-        loss_before = before["val_loss"] if by == "val" else self._training_loss(net)
+        loss_before = before[held] if by == "val" else self._training_loss(net)
         about = {"norms": len(norms), "decided_by": by, "loss_before": loss_before, **self._told(before, "before")}
         if not self._estimated(net, norms):
             _restore(net, old)
             return before, {**about, "loss_after": None, **self._told({}, "after"), "kept": False}
         after = measured(net)
-        loss_after = after["val_loss"] if by == "val" else self._training_loss(net)
+        loss_after = after[held] if by == "val" else self._training_loss(net)
         kept = loss_after < (loss_before if math.isfinite(loss_before) else math.inf)
         if not kept:
             _restore(net, old)

@@ -138,6 +138,14 @@ def test_images_that_are_held_out_decide_for_every_model(
     assert asked == []
 
 
+def test_held_out_images_of_sets_in_memory_decide_too(dense: Path, tmp_path: Path) -> None:
+    """They are in the place of the test images, of which ``test_loss`` is then."""
+    result = finetune(dense, tmp_path / "run", data__val_share=0.2)
+    found = result["recalibration"]
+    assert found["decided_by"] == "val"
+    assert result["test_loss"] == min(found["loss_before"], found["loss_after"])
+
+
 def test_it_is_for_networks_that_began_with_a_finished_one(dense: Path) -> None:
     """By default; and what a recipe's key was before there was such a field, it is now."""
     recipe = Recipe()
