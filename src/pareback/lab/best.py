@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..pruning.pruner import Pruner
@@ -35,6 +36,11 @@ class Best:
     def weights(self) -> dict[str, Tensor]:
         """Its weights, on the CPU."""
         return {} if self._found is None else dict(self._found["weights"])
+
+    def holds(self, model: nn.Module) -> bool:
+        """Whether a model has just these weights and statistics."""
+        own, weights = model.state_dict(), self.weights
+        return bool(weights) and all(torch.equal(value.cpu(), weights[name]) for name, value in own.items())
 
     def consider(self, epoch: int, sums: Sums, model: nn.Module, pruner: Pruner | None, last: bool) -> None:
         """Take an epoch over if it is better; the model holds what :func:`landed` shows."""

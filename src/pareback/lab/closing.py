@@ -10,7 +10,7 @@ from ..runs.folder import RunFolder
 from .best import Best
 from .data.sources import Source
 from .models.learning import frozen_norms
-from .recalibration import Recalibration
+from .recalibration import Figures, Recalibration
 from .recipe.schema import Recipe
 from .train import outcome
 from .train.distributed import Team
@@ -33,16 +33,22 @@ class Closing:
         model, pruner = self._parts.model, self._parts.pruner
         counts = outcome.finish_and_count(model, pruner)
         counts |= outcome.flops(model, counts["tensors"], self._source.shape)
+        is_best = best.holds(model)
         known = self._figures(model, None if pruner is not None else row)
         figures, renewed = self._recalibrated(model, known, self._figures)
         self._save(model, "model")
+        average = self._average()
+        if (
+            best.epoch is not None and not is_best
+        ):  # the last thing that is done with the model: other weights take the place of its own
+            model.load_state_dict(best.weights)
         return {
             "accuracy": figures[f"{self._judge.chooses_by}_accuracy"],
             "accuracy_before_finish": row[f"{self._judge.chooses_by}_accuracy"],
             "test_loss": figures.get("test_loss"),
             "recalibration": renewed,
-            **self._average(),
-            **self._choice(figures, best),
+            **average,
+            **self._choice(figures, best, (figures, renewed) if is_best else None),
             **counts,
         }
 
@@ -57,25 +63,25 @@ class Closing:
         test = {"ema_test_accuracy": figures.get("test_accuracy")} if self._judge.chooses_by == "val" else {}
         return {**found, **test}
 
-    def _choice(self, last: dict[str, float], best: Best) -> dict[str, Any]:
+    def _choice(self, last: Figures, best: Best, known: tuple[Figures, dict[str, Any] | None] | None) -> dict[str, Any]:
         """Return what test images say of a run that was judged by others, and what both say of its best epoch.
 
         Nothing where no images are held out: then ``accuracy`` is that on the test images. Otherwise it is that on the
-        images that are held out, by which anybody may choose between runs.
+        images that are held out, by which anybody may choose between runs. ``known`` is what was found of the best
+        epoch if it is the last.
         """
         if self._judge.chooses_by != "val":
             return {}
-        # The last thing that is done with the model: the best epoch's weights take the place of its own.
-        self._parts.model.load_state_dict(best.weights)
-        figures, renewed = self._recalibrated(self._parts.model, self._figures(self._parts.model), self._figures)
-        self._save(self._parts.model, "best")
-        nonzeros = sum(int(parameter.count_nonzero()) for parameter in self._parts.model.parameters())
+        model = self._parts.model
+        figures, renewed = known or self._recalibrated(model, self._figures(model), self._figures)
+        self._save(model, "best")
+        nonzeros = sum(int(parameter.count_nonzero()) for parameter in model.parameters())
         about = {"nonzeros": nonzeros, "recalibration": renewed, **_named(figures)}
         return {"measured_on": "val", **_named(last), "best": {"epoch": best.epoch, **about}}
 
-    def _figures(self, net: nn.Module, known: dict[str, Any] | None = None) -> dict[str, float]:
+    def _figures(self, net: nn.Module, known: dict[str, Any] | None = None) -> Figures:
         """Measure a network on what is held out and on the test images; ``known`` has what was measured of it."""
-        found: dict[str, float] = {}
+        found: Figures = {}
         for part in {self._judge.chooses_by: None, self._judge.measures_on: None}:
             if known is not None and known.get(f"{part}_accuracy") is not None:
                 found |= {f"{part}_{name}": known[f"{part}_{name}"] for name in ("accuracy", "loss")}
@@ -89,7 +95,7 @@ class Closing:
             outcome.save(net, getattr(self._folder, name))
 
 
-def _named(figures: dict[str, float]) -> dict[str, float | None]:
+def _named(figures: Figures) -> dict[str, float | None]:
     """Return all four figures, of which those on test images may not be known."""
     return {
         f"{part}_{name}": figures.get(f"{part}_{name}") for part in ("val", "test") for name in ("accuracy", "loss")

@@ -124,10 +124,10 @@ def test_test_images_are_looked_at_at_the_end_alone(
         monkeypatch.setattr(
             Folder, name, lambda self, *a, _name=name, **k: (looked.append(_name), read[_name](self, *a, **k))[1]
         )
-    train(recipe_of(tree), tmp_path / "run", quiet=True)
+    result = train(recipe_of(tree), tmp_path / "run", quiet=True)
     last = max(place for place, name in enumerate(looked) if name == "batches")
     assert "test_batches" not in looked[:last]
-    assert looked.count("test_batches") == 2  # of the last model, and of the best
+    assert looked.count("test_batches") == 1 + (result["best"]["epoch"] != 4)  # of the last model, and of the best
     assert [row["test_accuracy"] for row in rows(tmp_path / "run")] == [None] * 4
 
 
@@ -189,6 +189,18 @@ def test_epochs_within_the_ramp_are_never_the_best() -> None:
 
 def _limit(allowed: int) -> SimpleNamespace:
     return SimpleNamespace(allowed=allowed, cost=sum)
+
+
+def test_a_best_epoch_that_is_the_last_is_measured_once(tree: Path, tmp_path: Path) -> None:
+    """One epoch, which is both: the same file, the same figures."""
+    out = tmp_path / "run"
+    result = train(recipe_of(tree, train__epochs=1, goal__ramp=0.5, train__recalibrate="always"), out, quiet=True)
+    assert (out / "model.safetensors").read_bytes() == (out / "model-best.safetensors").read_bytes()
+    best = result["best"]
+    assert (best["epoch"], best["nonzeros"]) == (1, result["nonzeros"])
+    assert [best[name] for name in ("val_loss", "test_loss", "recalibration")] == [
+        result[name] for name in ("val_loss", "test_loss", "recalibration")
+    ]
 
 
 def test_of_equals_the_lower_loss_is_best_and_then_the_first() -> None:
