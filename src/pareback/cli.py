@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from . import _early_interrupt
 from ._version import __version__
-from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
+from .commands import bench, curve, demo, evaluate, export, inspection, page, reproduce, runs, train
 from .commands.arguments import Command, Parser, UsageError
 from .errors import InvalidType, InvalidValue, LittleMemory, UserError
 from .lab.train.interrupts import PIPE
@@ -20,6 +20,7 @@ from .messages import FORESEEN, did_you_mean, lacks_memory, told
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "evaluate": evaluate.COMMAND,
     "inspect": inspection.COMMAND,
     "export": export.COMMAND,
     "demo": demo.COMMAND,

@@ -102,7 +102,7 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "There is no command. Write one of: train, inspect"),
+        ([], "There is no command. Write one of: train, evaluate"),
         (["trian"], "There is no command 'trian'. Did you mean 'train'?"),
         (["train", "--goal.sparsty", "0.9"], "no option '--goal.sparsty'. Did you mean '--goal.sparsity'?"),
         (["train", "--sparsity=0.9"], "no option '--sparsity'. Did you mean '--goal.sparsity'?"),

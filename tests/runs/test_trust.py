@@ -78,6 +78,7 @@ def foreign(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def commands(run: Path, out: Path) -> dict[str, list[str]]:
     return {
         "bench": ["bench", str(run), "--batch", "1", "--runtimes", "eager"],
+        "evaluate": ["evaluate", str(run), "--out", str(out / "confusion.png")],
         "export": ["export", str(run), "--format", "onnx", "--out", str(out / "model.onnx")],
         "teacher": ["train", "--teacher.run", str(run), "--out", str(out / "taught"), "--train.epochs", "1"],
         "curve": [
@@ -88,7 +89,7 @@ def commands(run: Path, out: Path) -> dict[str, list[str]]:
     }
 
 
-COMMANDS = ["bench", "export", "teacher", "curve", "resume"]
+COMMANDS = ["bench", "evaluate", "export", "teacher", "curve", "resume"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
