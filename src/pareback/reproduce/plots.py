@@ -169,9 +169,12 @@ def _name(record: Record) -> str:
 def _accuracy(panel: Any, records: Sequence[Record], label: Callable[[Record], str]) -> None:
     seen: list[float] = []
     for record, style in zip(records, look(records), strict=True):
-        points = _points(record, "test_accuracy", 1.0)
+        judged = any(row["test_accuracy"] is not None for row in record.metrics)
+        points = _points(record, "test_accuracy" if judged else "val_accuracy", 1.0)
         seen += points[1]
         panel.plot(*points, label=label(record), **_line(style))
+    if not seen:
+        return
     # The first epochs are far below all that tells the runs apart.
     low = quantiles(seen, n=20)[1] if len(seen) > 20 else min(seen)
     margin = 0.05 * (max(seen) - low) + 0.05
@@ -186,7 +189,7 @@ def _sparsity(panel: Any, records: Sequence[Record]) -> None:
 
 
 def _points(record: Record, key: str, factor: float) -> tuple[list[int], list[float]]:
-    rows = [row for row in record.metrics if row[key] is not None]
+    rows = [row for row in record.metrics if row.get(key) is not None]
     return [row["epoch"] for row in rows], [factor * row[key] for row in rows]
 
 
