@@ -78,13 +78,14 @@ def foreign(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def commands(run: Path, out: Path) -> dict[str, list[str]]:
     return {
         "bench": ["bench", str(run), "--batch", "1", "--runtimes", "eager"],
+        "compile": ["compile", str(run), "-o", str(out / "model.pbe")],
         "export": ["export", str(run), "--format", "onnx", "--out", str(out / "model.onnx")],
         "teacher": ["train", "--teacher.run", str(run), "--out", str(out / "taught"), "--train.epochs", "1"],
         "resume": ["train", "--resume", str(run), "--quiet"],
     }
 
 
-COMMANDS = ["bench", "export", "teacher", "resume"]
+COMMANDS = ["bench", "compile", "export", "teacher", "resume"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
