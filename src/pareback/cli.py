@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from . import _early_interrupt
 from ._version import __version__
-from .commands import bench, curve, demo, evaluate, export, inspection, page, reproduce, runs, train
+from .commands import bench, compile, curve, demo, evaluate, export, inspection, page, reproduce, runs, train
 from .commands.arguments import Command, Parser, UsageError
 from .errors import InvalidType, InvalidValue, LittleMemory, UserError
 from .lab.train.interrupts import PIPE
@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "runs": runs.COMMAND,
     "page": page.COMMAND,
     "bench": bench.COMMAND,
+    "compile": compile.COMMAND,
 }
 
 #: What is wrong with the input; everything else that is raised is a failure, a ValueError from deep inside included.

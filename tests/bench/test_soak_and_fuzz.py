@@ -60,7 +60,7 @@ def test_a_short_storm(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(found["attacks"])
 
 
-READERS = ("pare", "weights", "checkpoint", "recipe", "result", "images", "tuned", "code")
+READERS = ("pare", "weights", "checkpoint", "recipe", "result", "images", "tuned", "pbe", "code")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_corpus_and_changes_of_it(name: str, fuzz: ModuleType) -> None:
     assert found["faults"] == {}
 
 
-@pytest.mark.parametrize("name", ["pare", "weights", "checkpoint", "recipe", "images", "tuned"])
+@pytest.mark.parametrize("name", ["pare", "weights", "checkpoint", "recipe", "images", "tuned", "pbe"])
 def test_the_corpus_holds_files_that_can_be_read(name: str, fuzz: ModuleType, tmp_path: Path) -> None:
     """Changing files that are refused at once would show nothing."""
     good = 0

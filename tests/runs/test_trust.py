@@ -79,6 +79,7 @@ def commands(run: Path, out: Path) -> dict[str, list[str]]:
     return {
         "bench": ["bench", str(run), "--batch", "1", "--runtimes", "eager"],
         "evaluate": ["evaluate", str(run), "--out", str(out / "confusion.png")],
+        "compile": ["compile", str(run), "-o", str(out / "model.pbe")],
         "export": ["export", str(run), "--format", "onnx", "--out", str(out / "model.onnx")],
         "teacher": ["train", "--teacher.run", str(run), "--out", str(out / "taught"), "--train.epochs", "1"],
         "curve": [
@@ -89,7 +90,7 @@ def commands(run: Path, out: Path) -> dict[str, list[str]]:
     }
 
 
-COMMANDS = ["bench", "evaluate", "export", "teacher", "curve", "resume"]
+COMMANDS = ["bench", "compile", "evaluate", "export", "teacher", "curve", "resume"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
