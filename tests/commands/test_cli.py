@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import pareback
 from pareback import __version__, _early_interrupt
-from pareback.cli import COMMANDS, main
+from pareback.cli import COMMANDS, USES, main
 from pareback.errors import InvalidUse
 from pareback.lab.recipe import reading
 from pareback.lab.train.interrupts import Interrupted
@@ -54,7 +55,54 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name, command in COMMANDS.items():
         assert f"  {name} " in out
-        assert command.about in out
+        assert command.about in " ".join(out.split())
+
+
+def test_help_begins_with_what_people_want_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    out = capsys.readouterr().out
+    wants = ["See it work", "Train a network", "Prune a network that you have", "Compare", "Look", "Deploy", "Repeat"]
+    places = [*(out.index(f"  {want}") for want in wants), out.index("\ncommands:"), out.index("\noptions:")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_80_columns(
+    name: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Long choices, usages and notes are wrapped; a wide terminal does not make lines that nobody reads."""
+    monkeypatch.setenv("COLUMNS", columns)
+    main([*filter(None, [name]), "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_the_commonest_sections_of_a_recipe_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    out = capsys.readouterr().out
+    headings = ["options", "the run", "goal", "data", "model", "train", "optimizer", "schedule", "teacher"]
+    places = [out.index(f"\n{heading}:\n") for heading in headings]
+    assert places == sorted(places)
+    assert out.index("--train.epochs") < out.index("--train.device") < out.index("--train.label_smoothing")
+
+
+#: What shortens an example's work and leaves what it shows.
+_SHORTER = {"train": ["--train.epochs", "1"], "curve": ["--train.epochs", "1", "--serial", "--quiet"]}
+
+
+def test_the_examples_of_the_help_work_when_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, in an empty folder; the demo and the timing have tests of their own, the paper needs data."""
+    pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
+    monkeypatch.chdir(tmp_path)
+    done = []
+    for line in (line for lines in USES.values() for line in lines):
+        program, name, *rest = shlex.split(line.replace("\\\n", " "))
+        assert program == "pareback"
+        if name not in ("demo", "bench", "reproduce"):
+            assert main([name, *rest, *_SHORTER.get(name, [])]) == 0
+        done.append(name)
+    assert set(done) == {"demo", "train", "curve", "runs", "page", "export", "bench", "reproduce"}
+    assert {"report.html", "runs"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -21,15 +21,26 @@ _STATES = ("finished", "unfinished", "broken", "foreign")
 def _options(parser: Parser) -> None:
     add = parser.add_argument
     add("root", nargs="?", type=Path, default=Path("runs"), metavar="ROOT", help="the folder of runs (%(default)s)")
-    add("--state", choices=_STATES, metavar="STATE", help="only those that are " + ", ".join(_STATES))
-    add("--where", action="append", default=[], metavar="CONDITION", help="only these: goal.kind=budget, accuracy>95")
+    add(
+        "--state",
+        choices=_STATES,
+        metavar="STATE",
+        help="only runs that are " + ", ".join(_STATES),
+    )
+    add(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only runs such as goal.kind=budget",
+    )
     add(
         "--sort",
         metavar="FIELD",
-        help="in the order of accuracy, nonzeros, goal.sparsity or any other field; -accuracy: the highest first",
+        help="order by accuracy, nonzeros, goal.sparsity or any other field; -accuracy begins with the highest",
     )
     add("--reverse", action="store_true", help="the largest first")
-    add("--json", action="store_true", help="print everything that is known as JSON")
+    add("--json", action="store_true", help="print all that is known of each run, as JSON")
 
 
 def _run(options: Namespace) -> None:
@@ -80,9 +91,10 @@ def _content(run: StoredRun) -> dict[str, Any]:
 
 
 COMMAND = Command(
-    "List the runs of a folder: accuracy, non-zeros, how exactly budgets were met.",
+    "List the runs of a folder, and how exactly they met their budgets.",
     _options,
     _run,
     "[ROOT] [--state STATE] [--where CONDITION ...] [--sort FIELD] [--json]",
     "Folders that are cut off, damaged or no runs at all are listed with the reason.",
+    ("pareback runs", "pareback runs --sort -accuracy", "pareback runs --where goal.kind=budget --where 'accuracy>95'"),
 )
