@@ -46,6 +46,20 @@ USES: dict[str, tuple[str, ...]] = {
     "Repeat the paper": ("pareback reproduce table2 --data.path cifar100.npz",),
 }
 
+#: What people write for a command of another name.
+_MEANT = {
+    "prune": " Networks are pruned as they train: pareback train --goal.kind budget --goal.sparsity 0.95.",
+    "finetune": " Begin with weights that you have: pareback train --model.pretrained FILE.",
+    "resume": " Write pareback train --resume DIR.",
+    "plot": " Write pareback page.",
+    "report": " Write pareback page.",
+    "list": " Write pareback runs.",
+    "ls": " Write pareback runs.",
+    "convert": " Write pareback export.",
+    "save": " Write pareback export.",
+    "sweep": " Write pareback curve.",
+}
+
 #: What is wrong with the input; everything else that is raised is a failure, a ValueError from deep inside included.
 _WRONG_INPUT = (UsageError, InvalidValue, InvalidType, FileNotFoundError)
 
@@ -98,10 +112,12 @@ def _dispatched(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"pareback {__version__}", help="show the version")
     if not argv or argv[0].startswith("-"):
         parser.parse(argv)
-        raise UsageError(f"There is no command. Write one of: {', '.join(COMMANDS)}.")
+        raise UsageError(f"There is no command. Write one of: {', '.join(COMMANDS)}. See pareback --help.")
+    if argv[0] == "help":  # as in other programs
+        return _dispatched([*argv[1:2], "--help"])
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS) or f" Write one of: {', '.join(COMMANDS)}."
+        hint = _MEANT.get(name) or did_you_mean(name, COMMANDS) or f" Write one of: {', '.join(COMMANDS)}."
         raise UsageError(f"There is no command {name!r}.{hint}")
     command = COMMANDS[name]
     own = Parser(prog=f"pareback {name}", usage=f"pareback {name} {command.usage}", description=command.described)

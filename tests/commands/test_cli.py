@@ -151,6 +151,12 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     [
         ([], "There is no command. Write one of: train, inspect"),
         (["trian"], "There is no command 'trian'. Did you mean 'train'?"),
+        (
+            ["prune"],
+            "There is no command 'prune'. Networks are pruned as they train: pareback train --goal.kind budget",
+        ),
+        (["train", "--goal.kind", "budget", "--goal.sparsity", "95%"], "Write a number. For 95% write 0.95."),
+        (["reproduce"], "EXPERIMENT is missing. See pareback reproduce --help."),
         (["train", "--goal.sparsty", "0.9"], "no option '--goal.sparsty'. Did you mean '--goal.sparsity'?"),
         (["train", "--sparsity=0.9"], "no option '--sparsity'. Did you mean '--goal.sparsity'?"),
         (["train", "--epochs", "3"], "no option '--epochs'. Did you mean '--train.epochs'?"),
@@ -177,7 +183,7 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["train", "--out", ""], "Argument --out: '' is no path."),
         (["demo", "--out", " "], "Argument --out: ' ' is no path."),
         (["train", "--seed", "9" * 23], f"seed={'9' * 23} must be at most 9223372036854775807. Write seed=0."),
-        (["inspect"], "The following arguments are required: FILE_OR_RUN."),
+        (["inspect"], "FILE_OR_RUN is missing."),
         (["inspect", "no.safetensors"], "There is no 'no.safetensors'."),
     ],
 )
@@ -392,3 +398,51 @@ def test_help_does_not_wait_for_torch(argv: list[str]) -> None:
     assert done.stdout.startswith(("usage: pareback", "pareback 0."))
     assert "cli" in done.stderr
     assert not {"torch", "numpy", "yaml"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_what_is_no_recipe_is_told_from_one_that_is_missing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's folder and a file of weights are there, and what people want of them is said."""
+    told = fails(capsys, 2, "train", str(run))
+    assert f"is the folder of a run. To go on with it, write --resume {run}" in told
+    assert f"--model.pretrained {run}." in told
+    assert "is a folder. Give the path of a YAML file." in fails(capsys, 2, "train", str(tmp_path))
+    weights = run / "model.safetensors"
+    told = fails(capsys, 2, "train", str(weights))
+    assert "holds weights, and a recipe is a YAML file." in told
+    assert f"write --model.pretrained {weights}." in told
+
+
+@pytest.mark.parametrize("command", ["runs", "page"])
+def test_a_file_of_weights_is_no_store_of_runs(
+    command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = fails(capsys, 2, command, str(run / "model.safetensors"))
+    assert "is a file, and no record of a run (.json). Give the folder that holds the runs" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_store_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "There are no runs" in capsys.readouterr().out
+    assert main(["runs", str(tmp_path), "--state", "finished"]) == 0
+    assert capsys.readouterr().out == "0 runs.\n"
+
+
+def test_nothing_is_collected_from_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of nothing in a folder of a wrong name would look like a result."""
+    monkeypatch.chdir(tmp_path)
+    for experiment in ("table2", "peers", "imagenette"):
+        assert "There are no rows in 'results/paper/rows'." in fails(capsys, 2, "reproduce", experiment, "--collect")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert "what do you want to do?" in capsys.readouterr().out
+    assert main(["help", "runs"]) == 0
+    assert capsys.readouterr().out.startswith("usage: pareback runs")

@@ -88,7 +88,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["nowhere"], "There is no folder 'nowhere'. Give the one that holds the runs."),
+        (["nowhere"], "There is no folder 'nowhere'. Give the one that holds the runs, or train some first."),
         (["--where", "acuracy=1"], "A run has no 'acuracy'. Did you mean 'accuracy'?"),
         (["--sort", "goal.knd"], "A run has no 'goal.knd'. Did you mean 'goal.kind'?"),
         (["--state", "done"], "invalid choice: 'done'"),

@@ -74,6 +74,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of printing usage and leaving."""
+        message = re.sub("^the following arguments are required: (.*)", r"\1 is missing", message)
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}. See {self.prog} --help.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:

@@ -47,6 +47,9 @@ def _run(options: Namespace) -> None:
     files.write_text(options.out, text)
     left = f", {counted(len(report.problems), 'entry', 'entries')} that could not be used" if report.problems else ""
     print(f"wrote {options.out}, {len(text.encode()):,} bytes: {counted(len(report.runs), 'run')}{left}")
+    if not report.runs:  # or nobody would know why the page is empty
+        for problem in report.problems[:3]:
+            print(f"{problem.path} is {problem.state}: {problem.about}")
     names = [task.name for task in report.tasks]
     lost = Counter(point.task for point in points if not any(point.fits(name) for name in names))
     for pattern, count in lost.items():

@@ -54,6 +54,11 @@ def _run(options: Namespace) -> None:
         raise UsageError(f"There is no experiment {options.experiment!r}.{hint}")
     experiment = experiments[options.experiment]
     if options.collect:
+        rows = options.out / "rows"
+        if not any(rows.glob("*.json")):
+            raise UsageError(
+                f"There are no rows in {str(rows)!r}. Train some without --collect, or give another folder with --out."
+            )
         own = {PEERS.name: collect_peers, IMAGENETTE.name: collect_imagenette}.get(experiment.name)
         for path in own(options.out) if own else collect(experiment, options.out):
             print(f"wrote {path}")

@@ -51,16 +51,21 @@ def _run(options: Namespace) -> None:
     runs = chosen(scan(options.root), options.state, where, options.sort and options.sort.removeprefix("-"))
     if options.reverse != bool(options.sort and options.sort.startswith("-")):
         runs.reverse()
-    print(json.dumps([_content(run) for run in runs], indent=1) if options.json else _text(runs, options.root))
+    if options.json:
+        print(json.dumps([_content(run) for run in runs], indent=1))
+    else:
+        print(_text(runs, options.root, filtered=bool(where or options.state)))
 
 
-def _text(runs: Sequence[StoredRun], root: Path) -> str:
+def _text(runs: Sequence[StoredRun], root: Path, filtered: bool) -> str:
     from ..report import table
 
     listed = [run for run in runs if run.state in ("finished", "unfinished")]
     header = ["run", "state", "accuracy %", "non-zeros", "parameters", "sparsity %", "off target", "seconds"]
     counts: Counter[str] = Counter(run.state for run in runs)
     parts = [f"{counts[state]:,} {state}" for state in _STATES if counts[state]]
+    if not runs and not filtered:
+        return f"There are no runs in {str(root)!r}. Train some with pareback train, or give another folder."
     lines = [table(header, [_row(run, root) for run in listed], left=2)] if listed else []
     lines += [run.problem for run in runs if run.problem]
     return "\n".join([*lines, f"{counted(len(runs), 'run')}{': ' if parts else ''}{', '.join(parts)}."])
