@@ -301,6 +301,8 @@ def test_lines_are_named_by_what_is_unlike_most_of_their_method(tmp_path: Path) 
         content("short", goal__kind="budget", goal__sparsity=0.9, goal__ramp=0.25),
         content("decay", goal__kind="budget", goal__sparsity=0.9, optimizer__weight_decay=0.001),
         content("bare", goal__kind="budget", goal__sparsity=0.9, goal__straight_through=False),
+        content("tuned", goal__kind="budget", goal__sparsity=0.9, model__pretrained="dense.pt"),
     ]
-    names = ["exact budget", "exact budget, ramp 0.25", "exact budget, straight through off"]
+    names = ["exact budget", "exact budget, pretrained dense.pt", "exact budget, ramp 0.25"]
+    names += ["exact budget, straight through off"]
     assert sorted(only(report(tmp_path, *runs)).series) == [*names, "exact budget, weight decay 0.001"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
@@ -66,9 +68,32 @@ def _text(runs: Sequence[StoredRun], root: Path, filtered: bool) -> str:
     parts = [f"{counts[state]:,} {state}" for state in _STATES if counts[state]]
     if not runs and not filtered:
         return f"There are no runs in {str(root)!r}. Train some with pareback train, or give another folder."
-    lines = [table(header, [_row(run, root) for run in listed], left=2)] if listed else []
+    rows = [header, *(_row(run, root) for run in listed)]
+    if sys.stdout.isatty():
+        rows = _narrowed(rows, shutil.get_terminal_size().columns)
+    lines = [table(rows[0], rows[1:], left=1 + ("state" in rows[0]))] if listed else []
     lines += [run.problem for run in runs if run.problem]
     return "\n".join([*lines, f"{counted(len(runs), 'run')}{': ' if parts else ''}{', '.join(parts)}."])
+
+
+#: What a narrow terminal can do without, the first of them first: the last line counts the states.
+_LESS = ("parameters", "seconds", "state", "sparsity %")
+
+
+def _narrowed(rows: list[list[str]], columns: int) -> list[list[str]]:
+    """Return the rows of a table, the header among them, without what does not fit on the screen.
+
+    >>> _narrowed([["run", "seconds"], ["a", "10.0"]], 9)
+    [['run'], ['a']]
+    """
+    for name in _LESS:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) <= columns:
+            break
+        if name in rows[0]:
+            at = rows[0].index(name)
+            rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    return rows
 
 
 def _row(run: StoredRun, root: Path) -> list[str]:

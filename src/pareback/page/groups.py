@@ -144,11 +144,13 @@ def _beats(other: Sequence[float], own: Sequence[float]) -> bool:
 
 
 def _is_usual(value: Any, others: Sequence[Any]) -> bool:
-    """Whether a value goes without saying: all lines of a method have it, or more of them than have any other.
+    """Whether a value goes without saying: it is none, or more lines of a method have it than have any other.
 
-    >>> [_is_usual(value, [0.5, 0.5, 0.25]) for value in (0.5, 0.25)], _is_usual(1, [1, 2])
-    ([True, False], False)
+    >>> [_is_usual(value, [0.5, 0.5, 0.25]) for value in (0.5, 0.25)], _is_usual(1, [1, 2]), _is_usual(None, [None, 1])
+    ([True, False], False, True)
     """
+    if value is None:
+        return True
     counts = [others.count(other) for other in others if other != value]
     return not counts or others.count(value) > max(counts)
 

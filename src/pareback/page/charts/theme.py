@@ -44,7 +44,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 #: The vertical axis of errors, by what the reader picks.
 SCALES = {
     "linear": {"type": "linear", "zero": False, "nice": False, "padding": 12},  # nice would reach below no error at all
-    "log": {"type": "log", "padding": 12},
+    "log": {"type": "log", "nice": False, "padding": 12},
 }
 
 
