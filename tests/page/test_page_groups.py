@@ -306,3 +306,11 @@ def test_lines_are_named_by_what_is_unlike_most_of_their_method(tmp_path: Path) 
     names = ["exact budget", "exact budget, pretrained dense.pt", "exact budget, ramp 0.25"]
     names += ["exact budget, straight through off"]
     assert sorted(only(report(tmp_path, *runs)).series) == [*names, "exact budget, weight decay 0.001"]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["day", "night"])
+@pytest.mark.parametrize("missing", BLINDNESS)
+def test_kept_weights_differ_from_latent_ones_to_the_colour_blind(missing: str, theme: dict[str, Any]) -> None:
+    """Bars that stand beside each other, in one histogram."""
+    kept, latent = (times(BLINDNESS[missing], linear(theme[name])) for name in ("bars", "pale"))
+    assert math.dist(*(lab([min(1.0, max(0.0, value)) for value in light]) for light in (kept, latent))) >= 20
