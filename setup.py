@@ -14,7 +14,7 @@ FLAGS = ["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++1
 # No contraction into fused multiply-adds: pruned weights have to be equal bit for bit to those of PyTorch's operators.
 AS_WRITTEN = [] if sys.platform == "win32" else ["-ffp-contract=off"]
 FASTEST = [] if sys.platform == "win32" else ["-ffp-contract=fast", "-fno-math-errno"]
-NATIVE = ("activations", "attention", "lanes", "linear", "team")
+NATIVE = ("activations", "attention", "lanes", "linear", "packing", "team")
 SHARED = ["src/pareback/kernels/isa.h", "src/pareback/kernels/pool.h"]
 
 
@@ -49,7 +49,7 @@ setup(
         library(
             "kernels._native",
             "src/pareback/kernels/native.cpp",
-            ["src/pareback/kernels/native_sweep.h", "src/pareback/kernels/control.h", *SHARED],
+            [*(f"src/pareback/kernels/{name}.h" for name in ("native_sweep", "control", "gaps")), *SHARED],
             AS_WRITTEN,
         ),
         library(

@@ -24,7 +24,7 @@ import time
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType
@@ -38,6 +38,7 @@ import torch
 import pareback as pb
 from pareback import artifact, files
 from pareback.artifact.container import CHECKSUMS, Reader, checksum
+from pareback.artifact.contents import ENGINE
 from pareback.artifact.weights import read_weights
 from pareback.errors import UserError
 from pareback.lab import environment
@@ -49,6 +50,8 @@ from pareback.runs.folder import result_of
 from pareback.runs.record import read_record
 from pareback.runs.trust import admit
 from pareback.runtime.lower import tuning
+from pareback.runtime.saved import writing
+from pareback.runtime.saved.describe import describe_engine
 
 CORPUS = Path(__file__).parent.parent / "tests" / "corpus"
 #: Seconds that one input may take, and bytes of memory beyond what is held already.
@@ -118,6 +121,23 @@ def code(place: Path, content: bytes) -> None:
     admit(place, "nets:build")
 
 
+def pbe(place: Path, content: bytes) -> None:
+    """A compiled engine: described, made, and called on zeros."""
+    path = place / "model.pbe"
+    path.write_bytes(content)
+    with_users_errors(lambda: describe_engine(path))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # tuned on another processor
+        engine = pb.load_engine(path, threads=1)
+    plan = engine._plan
+    shapes = [plan.shapes.of(name, 1) for name in plan.inputs]
+    if sum(numpy.prod(shape, dtype=float) for shape in shapes) < 1e6:
+        inputs = [torch.zeros(shape, dtype=plan.dtypes[name]) for name, shape in zip(plan.inputs, shapes, strict=True)]
+        with contextlib.suppress(
+            RuntimeError, TypeError, IndexError, ValueError
+        ):  # PyTorch's own operators, told nonsense
+            engine.run_sparse(*inputs)
+
+
 READERS: dict[str, Callable[[Path, bytes], None]] = {
     "pare": pare,
     "weights": weights,
@@ -126,6 +146,7 @@ READERS: dict[str, Callable[[Path, bytes], None]] = {
     "result": result,
     "images": images,
     "tuned": tuned,
+    "pbe": pbe,
     "code": code,
 }
 
@@ -159,6 +180,8 @@ def fault_of(name: str, content: bytes, place: Path) -> str:
 
 def changed(content: bytes, others: list[bytes], chance: random.Random) -> bytes:
     """Return a content with a few things about it changed, sealed again where checksums would give it away."""
+    if ENGINE.encode() in content[:400] and chance.random() < 0.8:
+        return sealed(_changed_engine(content, chance))
     data = bytearray(content)
     for _ in range(chance.choice([1, 1, 2, 4])):
         start = chance.randrange(len(data) + 1)
@@ -180,6 +203,37 @@ def changed(content: bytes, others: list[bytes], chance: random.Random) -> bytes
         else:
             data[start : start + 8] = chance.choice(NUMBERS).to_bytes(8, "little")
     return sealed(bytes(data)) if chance.random() < 0.7 else bytes(data)
+
+
+def _changed_engine(content: bytes, chance: random.Random) -> bytes:
+    """Return an engine of whose description a few entries are others, of the same kind or of any."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    description = json.loads(header["__metadata__"][ENGINE])
+    places = list(_places(description))
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        holder, key = chance.choice(places)
+        other, another = chance.choice(places)
+        like = [place for place in places if type(place[0][place[1]]) is type(holder[key])]
+        if chance.random() < 0.6:
+            other, another = chance.choice(like)
+        if type(holder[key]) is int and chance.random() < 0.5:
+            holder[key] = chance.choice([holder[key] + 1, holder[key] - 1, 2 * holder[key], *NUMBERS])
+        elif isinstance(holder, list) and chance.random() < 0.2:
+            holder.insert(key, json.loads(json.dumps(other[another])))
+        else:
+            holder[key] = json.loads(json.dumps(other[another]))
+    header["__metadata__"][ENGINE] = json.dumps(description)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every entry in nested lists and dicts, as what holds it and where."""
+    for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+        yield holder, key
+        if isinstance(value, (dict, list)):
+            yield from _places(value)
 
 
 WORDS = [
@@ -305,7 +359,23 @@ def write_corpus(folder: Path) -> None:
     numpy.savez_compressed(folder / "images" / "packed.npz", train_x=x, train_y=y, test_x=x, test_y=y, classes=labels)
     choice = {"version": tuning._VERSION, "processor": tuning.processor_name(), "choices": {"a": [1, 2, 3, 4, 5]}}
     (folder / "tuned" / "tuning.json").write_text(json.dumps({**choice, "processor": "a processor"}))
+    writing.processor_name = lambda: "a processor"
+    for name, network, shape in engines():
+        engine = pb.compile(network.eval(), torch.randn(1, *shape), threads=1)
+        engine.save(folder / "pbe" / f"{name}.pbe")
     (folder / "code" / "code.json").write_text(json.dumps({"model": "nets:build", "folder": "/a", "seal": "0" * 64}))
+
+
+def engines() -> list[tuple[str, torch.nn.Module, tuple[int, ...]]]:
+    """Networks with every kind of stage, small enough for an engine of a few kilobytes."""
+    nn = torch.nn
+    images = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)),
+    )
+    rows = nn.Sequential(nn.Linear(6, 8), nn.ELU(), nn.Linear(8, 3))
+    tokens = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+    return [("images", images, (3, 6, 6)), ("rows", rows, (6,)), ("tokens", tokens, (12, 8))]
 
 
 def corpus(name: str, folder: Path = CORPUS) -> list[bytes]:

@@ -7,12 +7,13 @@ import functools
 import graphlib
 import importlib.resources
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,22 @@ def test_the_core_depends_on_torch_alone() -> None:
     names = {dependency.split(">")[0].split("=")[0].strip() for dependency in project["dependencies"]}
     assert names == {"torch"}
     assert project["requires-python"] == ">=3.11"
+
+
+def test_licences_of_dependencies_are_listed_and_true() -> None:
+    """docs/licences.md has every package of pyproject.toml once, with the family that the package itself names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    wanted = sorted({re.match(r"[\w-]+", one)[0] for one in asked} - {"pareback"})  # type: ignore[index]
+    table = re.findall(r"^\| ([\w-]+) \| ([^|]+) \|", (ROOT / "docs/licences.md").read_text(), re.MULTILINE)
+    listed = {name: licence for name, licence in table if name != "package" and set(name) != {"-"}}
+    assert sorted(listed) == wanted
+    for name, licence in listed.items():
+        family = next(word for word in ("Apache", "BSD", "MIT", "MPL", "GPL", "Python") if word in licence)
+        try:
+            about = metadata(name)
+        except PackageNotFoundError:  # an extra that is not installed here
+            continue
+        kinds = [one for one in about.get_all("Classifier", []) if one.startswith("License")]
+        said = " ".join([about.get("License-Expression") or "", (about.get("License") or "")[:100], *kinds])
+        assert family in said, (name, said)

@@ -24,7 +24,7 @@ if not _early_interrupt.is_for_help(_sys.orig_argv):
     from .pruning.pruner import Pruner
     from .recalibrate import recalibrate
     from .report import Report, inspect
-    from .runtime import Engine, compile
+    from .runtime import Engine, compile, load_engine
 
 __all__ = [
     "BadFile",
@@ -46,6 +46,7 @@ __all__ = [
     "freeze",
     "inspect",
     "load",
+    "load_engine",
     "methods",
     "plan",
     "prune_",

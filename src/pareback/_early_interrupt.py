@@ -1,4 +1,4 @@
-"""The command before torch is imported: Ctrl-C is one word instead of a traceback, and --help does not wait for torch.
+"""The command before torch is imported: Ctrl-C is a word, too little memory a sentence, and --help does not wait.
 
 The package imports this first, because whatever starts the command imports the package before anything else.
 """
@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import PurePath
-from types import FrameType
+from types import FrameType, TracebackType
 
 _WITH_VALUE = ("-X", "-W")
+#: What the linker and the system say where a library does not fit into memory.
+_NO_ROOM = ("failed to map segment", "cannot allocate memory", "cannot enlarge memory")
 
 
 def guard() -> None:
@@ -22,12 +24,15 @@ def guard() -> None:
         return
     if threading.current_thread() is not threading.main_thread():
         return
+    sys.excepthook = _told
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
 
 def release() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again."""
+    if sys.excepthook is _told:
+        sys.excepthook = sys.__excepthook__
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -58,6 +63,15 @@ def is_command(argv: Sequence[str]) -> bool:
         elif word == "-c" or not word.startswith("-"):
             return word != "-c" and PurePath(word).name in ("pareback", "pareback.exe")
     return False
+
+
+def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Say in a sentence that torch cannot be loaded for want of memory; the linker's words are no help."""
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_ROOM):
+        sentence = "There is not enough memory to load PyTorch. Free some, or raise the limit (ulimit -v)."
+        print(f"pareback: error: {sentence}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

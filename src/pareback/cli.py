@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from . import _early_interrupt
 from ._version import __version__
-from .commands import bench, curve, demo, export, inspection, page, reproduce, runs, train
+from .commands import bench, compile, curve, demo, evaluate, export, inspection, page, reproduce, runs, train
 from .commands.arguments import Command, Parser, UsageError
 from .errors import InvalidType, InvalidValue, LittleMemory, UserError
 from .lab.train.interrupts import PIPE
@@ -21,6 +21,7 @@ from .messages import FORESEEN, did_you_mean, lacks_memory, told
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "evaluate": evaluate.COMMAND,
     "inspect": inspection.COMMAND,
     "export": export.COMMAND,
     "demo": demo.COMMAND,
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "runs": runs.COMMAND,
     "page": page.COMMAND,
     "bench": bench.COMMAND,
+    "compile": compile.COMMAND,
 }
 
 #: What people want to do, with lines that work one after another when they are pasted into an empty folder; the last

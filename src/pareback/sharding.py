@@ -69,6 +69,22 @@ def split_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(there, mesh, placements, src_data_rank=None)
 
 
+def shard_here(tensor: Tensor, parameter: Tensor) -> Tensor | None:
+    """Return this process's shard of a tensor that was saved for ``parameter``; None if it is another one's.
+
+    A file that one process has written holds its shards alone, and every process that reads it finds those.
+    """
+    if not is_sharded(tensor):
+        return local(split_like(tensor, parameter))
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    if not is_sharded(parameter):
+        shard = local(tensor)
+        return shard if shard.shape == parameter.shape else None
+    here = parameter.device_mesh  # type: ignore[attr-defined]
+    same = placements == parameter.placements and mesh.shape == here.shape  # type: ignore[attr-defined]
+    return local(tensor) if same and mesh.get_coordinate() == here.get_coordinate() else None
+
+
 def check_wrappers(model: nn.Module) -> None:
     """Refuse FSDP1, whose flattened parameters hide the tensors."""
     if any(_is(module, "FullyShardedDataParallel", "torch.distributed.fsdp") for module in model.modules()):

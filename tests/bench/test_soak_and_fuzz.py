@@ -60,7 +60,7 @@ def test_a_short_storm(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(found["attacks"])
 
 
-READERS = ("pare", "weights", "checkpoint", "recipe", "result", "images", "tuned", "code")
+READERS = ("pare", "weights", "checkpoint", "recipe", "result", "images", "tuned", "pbe", "code")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_corpus_and_changes_of_it(name: str, fuzz: ModuleType) -> None:
     assert found["faults"] == {}
 
 
-@pytest.mark.parametrize("name", ["pare", "weights", "checkpoint", "recipe", "images", "tuned"])
+@pytest.mark.parametrize("name", ["pare", "weights", "checkpoint", "recipe", "images", "tuned", "pbe"])
 def test_the_corpus_holds_files_that_can_be_read(name: str, fuzz: ModuleType, tmp_path: Path) -> None:
     """Changing files that are refused at once would show nothing."""
     good = 0
@@ -118,3 +118,15 @@ def test_sealing_makes_checksums_right(fuzz: ModuleType, tmp_path: Path) -> None
         fuzz.checkpoints.load(tmp_path / "a.pt")
     (tmp_path / "a.pt").write_bytes(fuzz.sealed(broken))
     assert "epocx" in fuzz.checkpoints.load(tmp_path / "a.pt")
+
+
+@pytest.mark.slow
+def test_processes_hold_the_same_bits_after_every_step(tmp_path: Path) -> None:
+    """Two of them, DDP and FSDP2, each on its own data; `benchmarks/ranks.py` takes four and 2,000 steps."""
+    words = ["--ranks", "2", "--steps", "25", "--goals", "exact", "--out", str(tmp_path)]
+    command = [sys.executable, str(FOLDER / "ranks.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "ranks.json").read_text())["rows"]
+    assert [(row["way"], row["parted"], row["nonzeros"]) for row in rows] == [("DDP", -1, 1050), ("FSDP2", -1, 1050)]
+    assert "| FSDP2 | exact | 2 | 25 | none | 1,050 of 10,504 |" in (tmp_path / "ranks.md").read_text()

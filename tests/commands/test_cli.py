@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import resource
 import runpy
 import shlex
 import signal
@@ -149,7 +150,7 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "There is no command. Write one of: train, inspect"),
+        ([], "There is no command. Write one of: train, evaluate"),
         (["trian"], "There is no command 'trian'. Did you mean 'train'?"),
         (
             ["prune"],
@@ -245,6 +246,21 @@ def test_the_command_takes_interrupts_over_from_its_imports(monkeypatch: pytest.
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux has them")
+def test_too_little_memory_for_torch_is_a_sentence() -> None:
+    """Under ``ulimit -v`` the linker's words came with a traceback."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (600_000_000, 600_000_000))
+
+    command = [sys.executable, "-m", "pareback", "runs"]
+    done = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "pareback: error: There is not enough memory to load PyTorch. Free some, or raise the limit (ulimit -v).\n"
+    )
 
 
 def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,7 +263,8 @@ def refusals(rank, folder):
     # A NaN in the shard of one rank must be refused on all: a rank that went on would wait for ever.
     model = sharded()
     if rank == 1:
-        model[0].weight.to_local().detach()[0, 0] = torch.nan
+        with torch.no_grad():
+            model[0].weight.to_local()[0, 0] = torch.nan
     try:
         build(model)
     except ValueError as error:

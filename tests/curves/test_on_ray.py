@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 from stored_runs import RECIPE
@@ -38,16 +39,19 @@ cli.COMMANDS.setdefault("curve", curve.COMMAND)
 sys.exit(cli.main())
 """
 
-#: Two nodes of one CPU each, until the input ends. A process of its own: what Ray does to signals stays there.
+#: Two nodes of one CPU each, until the input ends; a line of it takes the second one away, as a lost machine is.
+#: A process of its own: what Ray does to signals stays there.
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
 small = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=small)
-cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+second = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
 cluster.wait_for_nodes()
 print(cluster.address, flush=True)
-sys.stdin.read()
+if sys.stdin.readline():
+    cluster.remove_node(second, allow_graceful=False)
+    sys.stdin.read()
 cluster.shutdown()
 """
 ENVIRONMENT = {
@@ -69,8 +73,8 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a cluster of two nodes."""
+def two_nodes() -> Iterator[tuple[str, IO[str]]]:
+    """The address of a cluster of two nodes, and where a line takes the second one away."""
     with subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=UNMEASURED
     ) as process:
@@ -80,9 +84,14 @@ def cluster() -> Iterator[str]:
         while not re.fullmatch(r"[\d.]+:\d+\n", said):
             said = process.stdout.readline()
             assert said, "the cluster did not start"
-        yield said.strip()
+        yield said.strip(), process.stdin
         process.stdin.close()
         process.wait(60)
+
+
+@pytest.fixture
+def cluster(two_nodes: tuple[str, IO[str]]) -> str:
+    return two_nodes[0]
 
 
 def command(recipe: Path, root: Path, *more: str) -> subprocess.Popen[str]:
@@ -208,3 +217,22 @@ def test_a_cluster_has_to_share_the_store(cluster: str, recipe: Path, tmp_path: 
     )
     assert done.returncode == 2
     assert re.search(r"The machine \S+ does not see '\S+runs'. Give a folder that all machines share", done.stderr)
+
+
+def test_a_node_that_is_taken_away_loses_nothing(
+    two_nodes: tuple[str, IO[str]], recipe: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    """With a run on each node one of them goes: its run goes on elsewhere, and every point ends once.
+
+    The last test: the cluster has one node after it.
+    """
+    root, (address, orders) = tmp_path / "runs", two_nodes
+    process = command(recipe, root, "--address", address)
+    until(lambda: len(under_way(root)) == 2, process)
+    orders.write("\n")
+    orders.flush()
+    out, _ = ended(process, 0)
+    assert len(re.findall(r"worker was lost \(\w+\). Again from its last checkpoint", out)) == 1
+    assert weights(root) == undisturbed
+    assert sum(run.result["resumed"] for run in store.scan(root) if run.result is not None) == 1
+    assert len(re.findall(r"^\[\d/3\]", out, re.MULTILINE)) == 3

@@ -37,7 +37,7 @@ def doing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Recipe, int], 
     seen: list[int] = []
 
     def replaced(act: Callable[[Recipe, int], None]) -> list[int]:
-        def worked(recipe: Recipe, path: Path, quiet: bool) -> None:
+        def worked(recipe: Recipe, path: Path, quiet: bool, trust: bool) -> None:
             seen.append(recipe.seed)
             act(recipe, seen.count(recipe.seed))
             finish(path.parent, recipe)

@@ -24,7 +24,7 @@ GOAL, KEPT, TOTAL = pb.Budget(sparsity=0.8), 665, 20
 @pytest.fixture(autouse=True)
 def _quiet(one_thread: None) -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="(torch|accelerate)")
+        warnings.filterwarnings("ignore", module="(torch|accelerate|lightning)")
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # one per process, else
         yield
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -65,23 +65,30 @@ def test_what_prepare_returns_is_pruned(options: dict[str, Any]) -> None:
     assert sum(nonzeros(accelerator.unwrap_model(model))) == KEPT
 
 
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "pruned"])
 @pytest.mark.parametrize("after", [5, 15])
-def test_the_pruner_is_registered_for_checkpointing(after: int, tmp_path: Path) -> None:
-    """``save_state`` and ``load_state`` take it along, and a resumed training ends with the same bits."""
+def test_resuming_is_as_exact_as_a_dense_resume(after: int, dense: bool, tmp_path: Path) -> None:
+    """``save_state`` and ``load_state`` take a registered pruner along: a resumed training ends with the same bits."""
     data = batches(TOTAL)
-    accelerator, *straight = prepared()
-    pruner = pb.Pruner(straight[0], straight[1], GOAL, TOTAL)
-    accelerator.register_for_checkpointing(pruner)
-    steps(accelerator, *straight, data[:after])
+    accelerator, *straight = prepared(gradient_accumulation_steps=2)
+    pruner = None if dense else registered(accelerator, straight)
+    steps(accelerator, *straight, data[: after + 1])
     accelerator.save_state(str(tmp_path / "saved"))
-    steps(accelerator, *straight, data[after:])
-    accelerator, *resumed = prepared(seed=6)
-    other = pb.Pruner(resumed[0], resumed[1], GOAL, TOTAL)
-    accelerator.register_for_checkpointing(other)
+    steps(accelerator, *straight, data[after + 1 :])
+    accelerator, *resumed = prepared(seed=6, gradient_accumulation_steps=2)
+    other = None if dense else registered(accelerator, resumed)
     accelerator.load_state(str(tmp_path / "saved"))
-    steps(accelerator, *resumed, data[after:])
+    steps(accelerator, *resumed, data[after + 1 :])
     assert_same(copied(resumed[0]), copied(straight[0]))
-    assert torch.equal(other.r(), pruner.r())
+    if pruner is not None and other is not None:
+        assert torch.equal(other.r(), pruner.r())
+        assert other.finish().pruned_nonzeros == KEPT
+
+
+def registered(accelerator: Any, parts: list[Any]) -> pb.Pruner:
+    pruner = pb.Pruner(parts[0], parts[1], GOAL, TOTAL // 2)
+    accelerator.register_for_checkpointing(pruner)
+    return pruner
 
 
 def test_wrappers_of_other_frameworks_are_unwrapped() -> None:
@@ -96,6 +103,37 @@ def test_wrappers_of_other_frameworks_are_unwrapped() -> None:
         assert pruner.optimizers == [inner]
         pruner.detach()
         assert pruner.names == PRUNED
+
+
+def test_what_fabric_sets_up_is_pruned_under_plain_names(tmp_path: Path) -> None:
+    """Its wrapper has everything in it twice; ``save`` and ``load`` take the pruner along."""
+    pytest.importorskip("lightning.fabric")
+    from lightning.fabric import Fabric
+
+    def loop(model: Any, optimizer: Any, data: Any) -> None:
+        for x, y in data:
+            optimizer.zero_grad()
+            fabric.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+
+    def build(seed: int) -> dict[str, Any]:
+        model = network(seed)
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+        pruner = pb.Pruner(model, optimizer, GOAL, TOTAL, include=PRUNED)
+        return {"model": model, "optimizer": optimizer, "pruner": pruner}
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    straight, data = build(0), batches(TOTAL)
+    assert straight["pruner"].names == PRUNED
+    loop(straight["model"], straight["optimizer"], data[:12])
+    fabric.save(tmp_path / "saved.ckpt", straight)
+    loop(straight["model"], straight["optimizer"], data[12:])
+    resumed = build(5)
+    fabric.load(tmp_path / "saved.ckpt", resumed)
+    loop(resumed["model"], resumed["optimizer"], data[12:])
+    assert_same(copied(resumed["model"]), copied(straight["model"]))
+    report = resumed["pruner"].finish()
+    assert (report.pruned_nonzeros, report.rows[0].name) == (KEPT, "0.weight")
 
 
 def test_a_wrapper_that_averages_is_still_refused() -> None:

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import pareback as pb
 from pareback.integrations import dcp
+from pareback.pruning.state import whole_state
 
 #: Of the tests that call torch's own functions in a single process.
 ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -208,6 +209,27 @@ def loads_whole(rank: int, folder: str) -> tuple[dict[str, Tensor], int]:
     return seen(model, pruner), trained_on(model, optimizers, pruner)
 
 
+def of_one_process(rank: int, folder: str) -> dict[str, Any]:
+    """A state that one process of a sharded training has saved, and one that has all shards."""
+    model, optimizers, pruner = parts_of(sharded(0))
+    train(model, optimizers, batches(10))
+    mine = pruner.state_dict()  # every process asks
+    if rank == 0:
+        torch.save(mine, folder + "/one.pt")
+    dist.barrier()
+    state = torch.load(folder + "/one.pt", weights_only=False)
+    said = {}
+    for name, make in (("sharded", sharded), ("whole", network)):
+        try:
+            parts_of(make(7))[2].load_state_dict(state)
+        except pb.UserError as error:
+            said[name] = str(error)
+    _, _, other = parts_of(sharded(7))
+    other.load_state_dict(whole_state(pruner.state_dict()))
+    latents = ({n: whole(t) for n, t in one.latent_tensors().items()} for one in (other, pruner))
+    return {"said": said, "latents": list(latents)}
+
+
 def trained_on(model: nn.Module, optimizers: Any, pruner: pb.Pruner) -> int:
     train(model, optimizers[1:], batches(1, seed=4))
     train(model, optimizers, batches(TOTAL)[11:])
@@ -215,9 +237,24 @@ def trained_on(model: nn.Module, optimizers: Any, pruner: pb.Pruner) -> int:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Tensor]]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, list[Any]]]:
     folder = str(tmp_path_factory.mktemp("dcp"))
-    return folder, of(in_processes(2, saves, folder=folder), saves)[0]
+    return folder, in_processes(2, saves, of_one_process, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def saved(two: tuple[str, dict[str, list[Any]]]) -> tuple[str, dict[str, Tensor]]:
+    return two[0], of(two[1], saves)[0]
+
+
+@pytest.mark.slow
+def test_a_state_of_one_process_alone(two: tuple[str, dict[str, list[Any]]]) -> None:
+    """Its shards are not those of the others: all refuse it, also the one whose they are. A whole one is split."""
+    for found in of(two[1], of_one_process):
+        for said in (found["said"].get("sharded", "nothing"), found["said"].get("whole", "nothing")):
+            assert "shards of another process" in said
+            assert "pareback.integrations.dcp" in said
+        assert_same(*found["latents"])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ pytest.importorskip("lightning")
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    EarlyStopping,
     EMAWeightAveraging,
     ModelCheckpoint,
     StochasticWeightAveraging,
@@ -41,8 +43,17 @@ NAMES = [f"net.{name}" for name in PRUNED]
 def _quiet(one_thread: None) -> Iterator[None]:
     """A framework's own advice is not what is tested here; our warnings are."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="(lightning|torch)")
+        warnings.filterwarnings("ignore", module="(lightning|pytorch_lightning|torch)")
         yield
+
+
+@contextmanager
+def warned(words: str) -> Iterator[None]:
+    """Assert that a warning says so; the framework's own are let go, which ``pytest.warns`` would raise again."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    assert any(words in str(one.message) for one in caught)
 
 
 class Module(LightningModule):
@@ -174,16 +185,84 @@ def test_checkpoints_after_the_ramp_meet_the_budget(tmp_path: Path) -> None:
     assert_same(last, copied(module))
 
 
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "pruned"])
 @pytest.mark.parametrize("make", [Module, Manual])
 @pytest.mark.parametrize("epoch", [0, 2])
-def test_resuming_is_as_exact_as_a_dense_resume(epoch: int, make: Any, tmp_path: Path) -> None:
+def test_resuming_is_as_exact_as_a_dense_resume(epoch: int, make: Any, dense: bool, tmp_path: Path) -> None:
     """From within the ramp and from after it, into another model, a resumed fit ends with the same bits."""
     saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-    straight, resumed, prune = make(), make(seed=5), Prune(GOAL)
-    fit(straight, tmp_path, Prune(GOAL), saver)
-    fit(resumed, tmp_path, prune, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    straight, resumed = make(), make(seed=5)
+    fit(straight, tmp_path, *([] if dense else [Prune(GOAL)]), saver)
+    fit(resumed, tmp_path, *([] if dense else [Prune(GOAL)]), ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
     assert_same(copied(resumed), copied(straight))
-    assert prune.report.pruned_nonzeros == KEPT
+    assert dense or kept(resumed) == KEPT
+
+
+class Worsening(Module):
+    """Scores worse with every step, so that the earliest model is the best."""
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("loss", torch.tensor(float(self.trainer.global_step)))
+
+
+@pytest.mark.parametrize("often", [{}, {"every_n_train_steps": 5}, {"save_weights_only": True}], ids=str)
+def test_the_best_checkpoint_is_one_of_those_after_the_ramp(often: dict[str, Any], tmp_path: Path) -> None:
+    """A file by the name of best has the budget, although denser models scored better in the ramp."""
+    saver = ModelCheckpoint(tmp_path, "best", monitor="loss", **often)
+    fit(Worsening(), tmp_path, Prune(GOAL), saver)
+    assert saver.best_model_path == str(tmp_path / "best.ckpt")
+    assert [file.name for file in tmp_path.glob("*.ckpt")] == ["best.ckpt"]
+    saved = torch.load(tmp_path / "best.ckpt", weights_only=True)
+    assert sum(int(saved["state_dict"][name].count_nonzero()) for name in NAMES) == KEPT
+    assert saved["global_step"] == 20  # where the ramp ends
+
+
+def test_no_best_checkpoint_after_the_ramp_is_said(tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, monitor="loss", every_n_epochs=3)
+    with warned("ModelCheckpoint(monitor='loss') has written nothing since the ramp ended"):
+        fit(Worsening(), tmp_path, Prune(GOAL, ramp=0.9), saver)
+
+
+@pytest.mark.parametrize("first", ["prune", "stop"])
+def test_stopping_early_waits_for_the_ramp(first: str, tmp_path: Path) -> None:
+    """In the ramp a loss may well rise; patience begins after it, in whatever order the callbacks stand."""
+    prune, stop = Prune(GOAL), EarlyStopping("loss", patience=1)
+    with warned("after 50 of 80 steps"):
+        fit(Worsening(), tmp_path, *((prune, stop) if first == "prune" else (stop, prune)), max_epochs=8)
+
+
+def test_weights_saved_alone_meet_the_budget(tmp_path: Path) -> None:
+    """Lightning tells no callback of them."""
+    fit(
+        Module(),
+        tmp_path,
+        Prune(GOAL),
+        ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1, save_weights_only=True),
+    )
+    for step in range(20, 41, 4):
+        weights = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["state_dict"]
+        assert sum(int(weights[name].count_nonzero()) for name in NAMES) == KEPT, step
+
+
+def test_a_dense_training_is_gone_on_with(tmp_path: Path) -> None:
+    """Its checkpoint has no pruner: the goal is reached over the steps that are left."""
+    fit(Module(), tmp_path, ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1))
+    module, prune = Module(seed=3), Prune(GOAL)
+    fit(module, tmp_path, prune, max_epochs=6, ckpt_path=tmp_path / "epoch=3.ckpt")
+    assert int(prune.pruner.metrics()["step"]) == prune.pruner.total_steps == 20
+    assert kept(module) == KEPT
+
+
+def test_validating_a_checkpoint_resumes_nothing(tmp_path: Path) -> None:
+    """Lightning restores callbacks then, too. A fit after it keeps the zeros, since the goal was met."""
+    module, prune = Module(), Prune(GOAL)
+    trainer = fit(module, tmp_path, prune, ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1))
+    data = torch.utils.data.DataLoader(batches(2), batch_size=None)
+    trainer.validate(module, data, ckpt_path=tmp_path / "epoch=2.ckpt", verbose=False)
+    pruner, zeros = prune.pruner, {name: module.get_parameter(name) == 0 for name in NAMES}
+    fit(module, tmp_path, prune)
+    assert prune.pruner is pruner
+    assert all(torch.equal(module.get_parameter(name) == 0, zeros[name]) for name in NAMES)
 
 
 def test_saving_does_not_change_the_training(tmp_path: Path) -> None:
@@ -219,6 +298,7 @@ def test_a_second_fit_keeps_the_zeros(how: str, tmp_path: Path) -> None:
     if how == "a checkpoint":
         module, prune, checkpoint = Module(seed=3), Prune(GOAL), tmp_path / "end.ckpt"
     fit(module, tmp_path, prune, max_epochs=6, ckpt_path=checkpoint)
+    assert prune.report.pruned_nonzeros == KEPT
     after = copied(module)
     for name in NAMES:
         assert torch.equal(after[name] == 0, before[name] == 0)
@@ -242,6 +322,29 @@ def test_averages_are_of_latents_and_are_pruned(make: Any, first: str, tmp_path:
         saved = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)
         for part in ("state_dict", "current_model_state"):
             assert sum(int(saved[part][name].count_nonzero()) for name in NAMES) == KEPT, (epoch, part)
+
+
+def test_the_other_package_of_lightning(tmp_path: Path) -> None:
+    """``pytorch_lightning`` has classes of its own: its averages and checkpoints are known, too."""
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Twin(other.LightningModule):
+        training_step, validation_step, loss = Module.training_step, Module.validation_step, Module.loss
+        configure_optimizers = Module.configure_optimizers
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.norm, self.seen = network(), nn.Identity(), []
+
+    module, prune = Twin(), Prune(GOAL)
+    saver = other.callbacks.ModelCheckpoint(tmp_path, "best", monitor="loss", mode="max")  # the first would be best
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    callbacks = [prune, other.callbacks.EMAWeightAveraging(decay=0.8), saver]
+    trainer = other.Trainer(callbacks=callbacks, max_epochs=4, num_sanity_val_steps=0, **quiet)
+    trainer.fit(module, *(torch.utils.data.DataLoader(batches(count), batch_size=None) for count in (10, 2)))
+    saved = torch.load(saver.best_model_path, weights_only=True)["state_dict"]
+    assert sum(int(saved[name].count_nonzero()) for name in NAMES) == kept(module) == KEPT
+    assert all(abs(count - KEPT) <= 10 for count in module.seen[-4:])
 
 
 def test_an_average_does_not_change_the_training_and_resumes(tmp_path: Path) -> None:
@@ -296,6 +399,8 @@ def test_two_processes(strategy: str, ranks: list[dict[str, Any]]) -> None:
     assert one["kept"] == one["saved"] == KEPT
     assert_same(two["straight"], one["straight"])
     assert_same(one["resumed"], one["straight"])
+    for name, value in ranks[0]["ddp"]["straight"].items():  # and DDP agrees with one process
+        torch.testing.assert_close(one["straight"][name], value, rtol=0, atol=1e-4)
 
 
 def test_the_older_fsdp_is_refused() -> None:
@@ -308,13 +413,23 @@ def test_the_older_fsdp_is_refused() -> None:
 
 
 def test_a_training_without_an_end(tmp_path: Path) -> None:
-    with pytest.raises(pb.UserError, match="total_steps"):
+    with pytest.raises(pb.UserError, match=r"Trainer\(max_steps=...\), or Prune\(goal, total_steps=...\)"):
         fit(Module(), tmp_path, Prune(GOAL), max_epochs=-1, max_time="00:00:00:01")
     module, prune = Module(), Prune(GOAL, total_steps=30)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "finish\\(\\) was called after")
         fit(module, tmp_path, prune, max_epochs=-1, max_time="00:00:00:01")
     assert kept(module) == KEPT
+
+
+class WithoutOptimizer(Module):
+    def configure_optimizers(self) -> None:
+        """It keeps its optimizer to itself."""
+
+
+def test_a_module_without_optimizers(tmp_path: Path) -> None:
+    with pytest.raises(pb.UserError, match=r"configure_optimizers\(\) returned nothing"):
+        fit(WithoutOptimizer(), tmp_path, Prune(GOAL))
 
 
 def test_an_option_that_is_not_there() -> None:

@@ -13,13 +13,14 @@ import pareback as pb
 pytestmark = pytest.mark.slow  # many seconds in all
 
 
-@pytest.mark.parametrize("framework", ["lightning", "transformers"])
-def test_a_framework_that_is_not_installed(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"pareback.integrations.{framework}"
+@pytest.mark.parametrize("packages", [("lightning", "pytorch_lightning"), ("transformers",)], ids=lambda p: p[0])
+def test_a_framework_that_is_not_installed(packages: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"pareback.integrations.{packages[0]}"
     monkeypatch.delitem(sys.modules, name, raising=False)
-    for module in [one for one in sys.modules if one.split(".")[0] == framework]:
+    for module in [one for one in sys.modules if one.split(".")[0] in packages]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, framework, None)
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(pb.UserError, match=r"pip install 'pareback\[frameworks\]'"):
         importlib.import_module(name)
 

@@ -62,3 +62,19 @@ def test_ignite() -> None:
     trainer.add_event_handler(engine.Events.COMPLETED, lambda _: pruner.finish())
     trainer.run(batches(5), max_epochs=4)
     assert sum(nonzeros(model)) == KEPT
+
+
+def test_fastai_by_its_names() -> None:
+    """Its wrapper of torch's optimizers is taken off, and its own optimizers are refused with what to write.
+
+    fastai is not installed for the tests; wrappers are known by their names, so that a class of that name will do.
+    """
+    wrapper = type("OptimWrapper", (), {"__module__": "fastai.optimizer"})()
+    model = network()
+    wrapper.opt = torch.optim.AdamW(model.parameters())
+    pruner = pb.Pruner(model, wrapper, GOAL, TOTAL)
+    assert pruner.optimizers == [wrapper.opt]
+    pruner.detach()
+    own = type("Optimizer", (), {"__module__": "fastai.optimizer"})()
+    with pytest.raises(pb.UserError, match=r"not fastai.optimizer.Optimizer. Make the Learner with opt_func="):
+        pb.Pruner(model, own, GOAL, TOTAL)

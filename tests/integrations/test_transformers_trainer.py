@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,8 +80,10 @@ def allowed(callback: Any) -> int:
         (encoder, {"gradient_accumulation_steps": 2}),
         (decoder, {"bf16": True, "max_grad_norm": 0.5}),
         (encoder, {"lr_scheduler_type": "cosine", "warmup_steps": 4}),
+        (encoder, {"fp16": True, "label_smoothing_factor": 0.1, "optim": "adafactor"}),
+        (decoder, {"gradient_checkpointing": True, "torch_compile": True, "torch_compile_backend": "eager"}),
     ],
-    ids=["decoder", "encoder accumulating", "decoder bf16", "encoder warm-up"],
+    ids=["decoder", "encoder accumulating", "decoder bf16", "encoder warm-up", "encoder fp16", "decoder compiled"],
 )
 def test_end_to_end(make: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
     """The budget is met, the history has the sparsity, and what is saved loads as an ordinary model."""
@@ -98,16 +101,19 @@ def test_end_to_end(make: Any, arguments: dict[str, Any], tmp_path: Path) -> Non
     assert_same(copied(again), copied(model))
 
 
-@pytest.mark.parametrize("step", [5, 15])
-def test_resuming_is_as_exact_as_a_dense_resume(step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"bf16": True}], ids=["float32", "bf16"])
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "pruned"])
+def test_resuming_is_as_exact_as_a_dense_resume(dense: bool, arguments: dict[str, Any], tmp_path: Path) -> None:
     """From within the ramp and from after it, a resumed run ends with the same bits."""
-    straight, callback = decoder(), Prune(GOAL)
-    trainer(straight, tmp_path, callback, save_strategy="steps", save_steps=5).train()
-    assert (tmp_path / f"checkpoint-{step}" / STATE).is_file()
-    resumed, second = decoder(seed=9), Prune(GOAL)
-    trainer(resumed, tmp_path, second).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    assert_same(copied(resumed), copied(straight))
-    assert second.report.pruned_nonzeros == callback.report.pruned_nonzeros
+    straight, callback = decoder(), None if dense else Prune(GOAL)
+    trainer(straight, tmp_path, callback, save_strategy="steps", save_steps=5, **arguments).train()
+    for step in (5, 15):
+        assert dense or (tmp_path / f"checkpoint-{step}" / STATE).is_file()
+        resumed, second = decoder(seed=9), None if dense else Prune(GOAL)
+        again = trainer(resumed, tmp_path, second, **arguments)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert_same(copied(resumed), copied(straight))
+        assert dense or second.report.pruned_nonzeros == callback.report.pruned_nonzeros
 
 
 def test_saving_does_not_change_the_training(tmp_path: Path) -> None:
@@ -161,6 +167,68 @@ def test_no_best_model_after_the_ramp_is_said(tmp_path: Path) -> None:
     assert kept(done.model, callback) == allowed(callback)
 
 
+def test_metrics_of_ones_own_and_stopping_early(tmp_path: Path) -> None:
+    """Patience begins after the ramp, and the best is one of the models from there on."""
+
+    def as_it_comes(_: Any) -> dict[str, float]:
+        return {"score": -float(done.state.global_step)}  # the earliest model is the best
+
+    often = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    model, callback = encoder(), Prune(GOAL)
+    done = trainer(model, tmp_path, callback, load_best_model_at_end=True, metric_for_best_model="score", **often)
+    done.compute_metrics = as_it_comes
+    done.add_callback(transformers.EarlyStoppingCallback(early_stopping_patience=2))
+    with pytest.warns(UserWarning, match="after 14 of 20 steps"):
+        done.train()
+    assert done.state.best_model_checkpoint == str(tmp_path / "checkpoint-10")
+    assert kept(model, callback) == allowed(callback)
+
+
+def test_every_training_of_a_search_has_a_pruner_of_its_own(tmp_path: Path) -> None:
+    """With ``model_init`` each ``train()`` begins with another model, as ``hyperparameter_search`` does."""
+    callback = Prune(GOAL)
+    done = trainer(encoder(), tmp_path, callback, max_steps=10)
+    done.model_init = lambda trial=None: encoder()
+    seen = []
+    for rate in (1e-3, 3e-3):
+        done.args.learning_rate = rate
+        done.train()
+        assert kept(done.model, callback) == allowed(callback)
+        assert int(callback.pruner.metrics()["step"]) == 10
+        seen.append(copied(done.model))
+    assert any(not torch.equal(seen[0][name], value) for name, value in seen[1].items())
+
+
+def test_tensors_of_one_dimension_are_saved_with_the_others(tmp_path: Path) -> None:
+    """Whoever names them in ``include`` has them pruned, saved and resumed."""
+    often = {"save_strategy": "steps", "save_steps": 10}
+    options = {"include": ["*attention*weight"]}
+    straight, resumed, callback = encoder(), encoder(seed=3), Prune(GOAL, **options)
+    trainer(straight, tmp_path, callback, **often).train()
+    assert any(p.ndim == 1 for p in callback.pruner.parameters)
+    trainer(resumed, tmp_path, Prune(GOAL, **options)).train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert_same(copied(resumed), copied(straight))
+
+
+class SavesLate(transformers.TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save = state.global_step == 15
+
+
+def test_a_checkpoint_asked_for_after_our_turn_is_said(tmp_path: Path) -> None:
+    """It may be a few weights off; before our turn it meets the budget."""
+    late = trainer(encoder(), tmp_path / "late", Prune(GOAL))
+    late.add_callback(SavesLate())
+    with pytest.warns(UserWarning, match=r"Put Prune last in Trainer\(callbacks=\[\.\.\.\]\)"):
+        late.train()
+    model, callback = encoder(), Prune(GOAL)
+    done = trainer(model, tmp_path / "last", SavesLate())
+    done.add_callback(callback)
+    done.train()
+    saved = type(model).from_pretrained(tmp_path / "last" / "checkpoint-15")
+    assert kept(saved, callback) == allowed(callback)
+
+
 def test_a_second_training_keeps_the_zeros(tmp_path: Path) -> None:
     model, callback = decoder(), Prune(GOAL)
     done = trainer(model, tmp_path, callback)
@@ -183,6 +251,20 @@ def test_a_second_training_keeps_the_zeros(tmp_path: Path) -> None:
 def test_what_is_refused_at_once(make: Any, words: str) -> None:
     with pytest.raises(pb.UserError, match=words):
         make()
+
+
+def test_two_callbacks_for_one_model(tmp_path: Path) -> None:
+    """Each would write its state over the other's."""
+    done = trainer(encoder(), tmp_path, Prune(GOAL, include="*attention*weight"), save_strategy="steps", save_steps=9)
+    done.add_callback(Prune(GOAL, include="*intermediate*weight"))
+    with pytest.raises(pb.UserError, match=r"Put one Prune into Trainer\(callbacks="):
+        done.train()
+
+
+def test_deepspeed_is_refused_at_once() -> None:
+    arguments = SimpleNamespace(fsdp=None, deepspeed="zero.json")
+    with pytest.raises(pb.UserError, match=r"TrainingArguments\(deepspeed=...\) shards .* Leave deepspeed out"):
+        Prune(GOAL).on_init_end(arguments, None, None)
 
 
 def test_a_checkpoint_without_the_pruners_state(tmp_path: Path) -> None:

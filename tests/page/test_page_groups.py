@@ -182,6 +182,15 @@ def test_epochs_that_were_tested_are_kept(tmp_path: Path) -> None:
     assert sum(row[1] is not None for row in found["epochs"]) == 10
 
 
+def test_epochs_that_were_judged_by_held_out_images_are_drawn(tmp_path: Path) -> None:
+    """Their test images are looked at at the end alone."""
+    run = content(goal__kind="fixed", goal__sparsity=0.9, train__epochs=3)
+    for row in run["metrics"]:
+        row |= {"test_accuracy": None, "val_accuracy": 60.0}
+    (found,) = report(tmp_path, run).details.values()
+    assert [row[1] for row in found["epochs"]] == [40.0] * 3
+
+
 def test_dense_runs_have_histograms_and_no_layers(tmp_path: Path) -> None:
     (found,) = report(tmp_path, content()).details.values()
     assert found["layers"] == []

@@ -13,7 +13,8 @@ from torch import nn
 import pareback as pb
 from pareback.runtime.graph.ops import Taps
 from pareback.runtime.lower.convolution import KernelChoice, TiledConvolution
-from pareback.runtime.lower.layout import LaneGrid, Layout
+from pareback.runtime.lower.layout import LaneGrid, Layout, rows_layout
+from pareback.runtime.lower.linear_many_rows import TiledLinear
 from pareback.runtime.lower.weights import nonzeros, tap_offsets
 
 
@@ -54,6 +55,69 @@ def test_lists_hold_every_weight(block: int) -> None:
                 tap = (offsets == flat[place]).nonzero().item()
                 found[out, int(tap)] = flat[value : value + 1].view(torch.float32)
     assert torch.equal(found, weight.flatten(1))
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_lists_of_groups_are_in_the_kernels_order(block: int) -> None:
+    """By block, output, channel and tap, each in fours; every group from channels of its own."""
+    weight = torch.randn(6, 4, 1, 3) * (torch.rand(6, 4, 1, 3) < 0.6)
+    layout = Layout(8, 5, 5, LaneGrid(16, 1, 1), 5, 5, 1)
+    taps = Taps(weight, groups=2)
+    offsets = tap_offsets(taps, layout)
+    table, rows = nonzeros(taps, layout, block)
+    flat, wanted, starts = table.flatten().tolist(), list[int](), [[0]]
+    for number in range(-(-8 // block)):
+        starts[-1] = [len(wanted) // 2]
+        for out in range(6):
+            group = out // 3
+            pairs = [
+                (int(offsets[group, channel, 0, tap]), int(weight[out, channel, 0, tap].view(torch.int32)))
+                for channel in range(4)
+                for tap in range(3)
+                if (4 * group + channel) // block == number and weight[out, channel, 0, tap] != 0
+            ]
+            fours = len(pairs) // 4 * 4
+            for first in range(0, fours, 4):
+                wanted += [one for side in (0, 1) for one in (pair[side] for pair in pairs[first : first + 4])]
+            wanted += [one for pair in pairs[fours:] for one in pair]
+            starts[-1].append(len(wanted) // 2)
+        starts.append([])
+    assert flat == wanted
+    assert rows.tolist() == starts[:-1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("density", [0.004, 0.1, 0.5])
+def test_what_was_found_for_linear_layers_is_allowed(density: float, threads: int) -> None:
+    """Whatever would be tried; else they would be tuned again with every compile. Other blocks are not."""
+    taps = Taps(torch.randn(64, 2000, 1, 1) * (torch.rand(64, 2000, 1, 1) < density))
+    layer = TiledLinear(taps, torch.zeros(64), rows_layout(2000, 200), rows_layout(64, 200), 0)
+    tried = list(layer.choices())
+    assert {choice.block for choice in tried} - {8, 12, 16, 24, 32, 48, 64, 128, 2000}
+    for choice in tried:
+        assert all(layer.allows(one, threads) for one in layer.divided(choice, threads))
+    assert not layer.allows(KernelChoice(False, tried[0].tile, 7, 64), threads)
+
+
+def test_layers_of_about_the_same_density_share_what_was_found() -> None:
+    """What is worth trying follows from what the key says, so that one's choice is never another's to refuse."""
+    layers = []
+    for nonzeros_of in (3964, 4036):  # 0.1982 and 0.2018: 0.20 for both, on two sides of where dense tiles are tried
+        weight = torch.zeros(40, 500, 1, 1)
+        weight.view(-1)[:nonzeros_of] = 1.0
+        source = Layout(500, 8, 8, LaneGrid(16, 1, 1), 8, 8, 0)
+        target = Layout(40, 8, 8, LaneGrid(16, 1, 1), 8, 8, 0)
+        layers.append(TiledConvolution(Taps(weight), torch.zeros(40), source, target, 0))
+    assert layers[0].key(1) == layers[1].key(1)
+    assert list(layers[0].choices()) == list(layers[1].choices())
+
+
+def test_a_model_has_its_folded_weights_once() -> None:
+    """For PyTorch's operators and for the engine's own."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    engine = pb.compile(model, torch.randn(1, 3, 6, 6), threads=1)
+    whole, stage = engine._plan.whole[0], engine._plan.stages[0].chain.operations[0]
+    assert whole.taps.weight is stage.taps.weight  # type: ignore[attr-defined]
 
 
 FORGED = {

@@ -6,12 +6,13 @@ file: a file cut off while it is read would then end the process instead of rais
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,17 @@ class Piece:
 
 
 def write(
-    path: Path, pieces: Sequence[Piece], metadata: Mapping[str, str], checksums: bool, *, alone: bool = False
+    path: Path | IO[bytes],
+    pieces: Sequence[Piece],
+    metadata: Mapping[str, str],
+    checksums: bool,
+    *,
+    alone: bool = False,
 ) -> None:
-    """Write a file that appears whole or not at all; its header keeps the order of ``pieces``."""
+    """Write a file that appears whole or not at all; its header keeps the order of ``pieces``.
+
+    What is open already is written to from where it stands.
+    """
     _check_host()
     # Wide items first, so that each array is aligned in a file that is mapped into memory.
     lying = sorted(pieces, key=lambda piece: -ITEM_SIZES[piece.code])
@@ -62,14 +71,33 @@ def write(
         start, end = end, end + numel(piece.shape) * ITEM_SIZES[piece.code]
         parts[piece.name] = FilePart(piece.name, piece.code, tuple(piece.shape), start, end)
     listed = [parts[piece.name] for piece in pieces]
-    sums = [checksum(listed, metadata), *(0 for _ in lying)]
+    first = checksum(listed, metadata)
+
+    def header(sums: Sequence[int]) -> bytes:
+        return compose(listed, {**metadata, CHECKSUMS: _joined([first, *sums])} if checksums else metadata)
+
+    if not isinstance(path, Path):
+        _write_all(path, lying, header)
+        return
     with replacing(path, alone=alone) as temporary, open(temporary, "xb") as file:
-        file.write(compose(listed, {**metadata, CHECKSUMS: _joined(sums)} if checksums else metadata))
-        # Summed as they are written: a model that is being trained meanwhile still gives a file that can be read.
-        sums[1:] = [_write_data(file, piece.data) for piece in lying]
-        if checksums:
-            file.seek(0)
-            file.write(compose(listed, {**metadata, CHECKSUMS: _joined(sums)}))
+        _write_all(file, lying, header)
+
+
+def _write_all(file: IO[bytes], lying: Sequence[Piece], header: Callable[[Sequence[int]], bytes]) -> None:
+    """Write the header and the pieces. What cannot go back has the sums in its header from the first."""
+    if not file.seekable():
+        file.write(header([_write_data(None, piece.data) for piece in lying]))
+        for piece in lying:
+            _write_data(file, piece.data)
+        return
+    start = file.tell()
+    file.write(header([0] * len(lying)))
+    # Summed as they are written: a model that is being trained meanwhile still gives a file that can be read.
+    sums = [_write_data(file, piece.data) for piece in lying]
+    end = file.tell()
+    file.seek(start)
+    file.write(header(sums))
+    file.seek(end)
 
 
 class Reader:
@@ -78,27 +106,39 @@ class Reader:
     Nothing else has been read yet, and nothing is read but what is asked for.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | IO[bytes]) -> None:
         _check_host()
-        if not path.is_file():
-            raise MissingFile(f"There is no file {str(path)!r}.")
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+        self._mine, self._start = isinstance(path, Path), 0
+        if isinstance(path, Path):
+            if not path.is_file():
+                raise MissingFile(f"There is no file {str(path)!r}.")
+            self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+        else:
+            self._file = path if path.seekable() else io.BytesIO(path.read())
+            self._start = self._file.tell()
         try:
-            self.bytes = os.fstat(self._file.fileno()).st_size
+            self.bytes = self._file.seek(0, os.SEEK_END) - self._start
             length = int.from_bytes(self._read(0, 8), "little")
             if length > min(MOST_BYTES, self.bytes - 8):
                 raise BadFile("its header is cut off, or the file is of another kind")
             self.header_bytes = self._data = 8 + length
             self.parts, self.metadata = interpret(self._read(8, length), self.bytes - self._data)
         except BaseException:
-            self._file.close()
+            self._close()
             raise
+
+    def _close(self) -> None:
+        """Close what was opened here; what came open is left after the last byte."""
+        if self._mine:
+            self._file.close()
+        else:
+            self._file.seek(0, os.SEEK_END)
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        self._close()
 
     def read(self, part: FilePart, dtype: torch.dtype) -> Tensor:
         """Return a part's bytes as a flat tensor of any type."""
@@ -112,10 +152,7 @@ class Reader:
     def verify(self) -> None:
         """Raise BadFile unless every checksum is right."""
         for part, there in zip(self.lying(), self.checksums()[1:], strict=True):
-            total = 0
-            for start in range(part.start, part.stop, BLOCK):
-                total = zlib.crc32(self._read(self._data + start, min(BLOCK, part.stop - start)), total)
-            if total != there:
+            if self._sum(part) != there:
                 raise BadFile(f"the checksum of {part.name!r} is wrong")
 
     def checksums(self) -> list[int]:
@@ -132,6 +169,16 @@ class Reader:
             raise BadFile("the checksum of its header is wrong")
         return sums
 
+    def sums(self) -> list[int]:
+        """Return the checksums of the parts as they lie, summed anew."""
+        return [self._sum(part) for part in self.lying()]
+
+    def _sum(self, part: FilePart) -> int:
+        total = 0
+        for start in range(part.start, part.stop, BLOCK):
+            total = zlib.crc32(self._read(self._data + start, min(BLOCK, part.stop - start)), total)
+        return total
+
     def lying(self) -> list[FilePart]:
         """Return the parts as they lie in the file; of several at one place, empty ones come first."""
         return sorted(self.parts.values(), key=lambda part: (part.start, part.stop))
@@ -142,9 +189,15 @@ class Reader:
             raise BadFile("it is too short")
         data = bytearray(count)
         window, done = memoryview(data), 0
-        self._file.seek(start)
+        self._file.seek(self._start + start)
+        into = getattr(self._file, "readinto", None)
         while done < count:
-            got = self._file.readinto(window[done:])
+            if into is not None:
+                got = into(window[done:])
+            else:
+                piece = self._file.read(count - done)
+                got = len(piece)
+                window[done : done + got] = piece
             if not got:
                 raise BadFile("it became shorter while it was read")
             done += got
@@ -167,14 +220,15 @@ def _as_tensor(data: bytearray, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def _write_data(file: IO[bytes], data: Tensor) -> int:
+def _write_data(file: IO[bytes] | None, data: Tensor) -> int:
     """Write a tensor's bytes, through a buffer, as torch shows no memory without NumPy; return their checksum."""
     raw = data.reshape(-1).view(torch.uint8)
     total = 0
     for start in range(0, len(raw), BLOCK):
         buffer = bytearray(min(BLOCK, len(raw) - start))
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(raw[start : start + len(buffer)])
-        file.write(buffer)
+        if file is not None:
+            file.write(buffer)
         total = zlib.crc32(buffer, total)
     return total
 
@@ -185,7 +239,7 @@ def _check_host() -> None:
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[None]:
+def blaming(path: Path | IO[bytes]) -> Iterator[None]:
     """Name the file in whatever is found wrong with it.
 
     >>> with blaming(Path("a.pare")):
@@ -197,7 +251,21 @@ def blaming(path: Path) -> Iterator[None]:
     try:
         yield
     except BadFile as error:
-        raise BadFile(f"{str(path)!r} cannot be read: {error}.") from error.__cause__
+        name = repr(str(path)) if isinstance(path, Path) else f"The {type(path).__name__}"
+        raise BadFile(f"{name} cannot be read: {error}.") from error.__cause__
+
+
+def path_or_file(given: str | os.PathLike[str] | IO[bytes], method: str) -> Path | IO[bytes]:
+    """Return a path, or a binary file that is open already and has this method.
+
+    >>> path_or_file("a.pare", "read").name
+    'a.pare'
+    """
+    if not hasattr(given, method):
+        return Path(given)  # type: ignore[arg-type]
+    if isinstance(given, io.TextIOBase):
+        raise InvalidType("The file is open for text. Open it in binary mode, as in open(path, 'rb').")
+    return given  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------- the header

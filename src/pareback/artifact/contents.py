@@ -23,12 +23,15 @@ import torch
 from torch import Tensor
 
 from ..errors import BadFile
-from .container import MOST_ELEMENTS, FilePart, Reader, parse_object, shape_of, whole_numbers
+from .container import CHECKSUMS, MOST_ELEMENTS, FilePart, Reader, parse_object, shape_of, whole_numbers
 from .elements import BY_CODE, BY_NAME, FORMS, NEWER_CODES, Form, is_permuted, numel, overlaps_itself, span
 from .positions import ELEMENTS_PER_BYTE
 
 VERSION = 1
 _VERSION_KEY = "pareback"
+
+#: The entry of the metadata that a compiled engine has besides.
+ENGINE = "engine"
 
 #: Types that values may be rounded to on request, and those they may stand for.
 NARROW = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -139,6 +142,8 @@ def contents_of(reader: Reader) -> Contents:
 
 def plain_contents(reader: Reader) -> Contents:
     """Return what any other safetensors file holds."""
+    if CHECKSUMS in reader.metadata:  # of a .pare file whose version was lost
+        _check_version(reader.metadata)
     stored = {}
     for name, part in reader.parts.items():
         dtype = NEWER_CODES.get(part.code) or BY_CODE[part.code]
@@ -149,6 +154,11 @@ def plain_contents(reader: Reader) -> Contents:
 def is_pare(reader: Reader) -> bool:
     """Whether a safetensors file says that it is a .pare file."""
     return _VERSION_KEY in reader.metadata
+
+
+def is_engine(reader: Reader) -> bool:
+    """Whether a .pare file's tensors are those of a compiled engine, see runtime/saved."""
+    return is_pare(reader) and ENGINE in reader.metadata
 
 
 def _check_version(metadata: Mapping[str, str]) -> None:

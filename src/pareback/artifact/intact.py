@@ -11,7 +11,7 @@ from ..errors import BadFile
 from ..files import digest
 
 #: What a result describes, and names the hashes of.
-DESCRIBED = ("model.safetensors", "model-ema.safetensors", "metrics.jsonl")
+DESCRIBED = ("model.safetensors", "model-ema.safetensors", "model-best.safetensors", "metrics.jsonl")
 
 
 def hashes(run: Path) -> dict[str, str]:

@@ -4,48 +4,91 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from pathlib import Path
-from typing import TypeVar, overload
+from typing import IO, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import BadFile, InvalidType, InvalidValue
 from ..messages import suggests_options
 from . import positions
 from .check import targets_in, verify
-from .container import BLOCK, Reader, blaming
-from .contents import Contents, Shared, Stored, contents_of
-from .elements import FORMS, as_bits, memory_index, memory_of, numel
+from .container import BLOCK, Reader, blaming, path_or_file
+from .contents import Contents, Shared, Stored, contents_of, is_engine, is_pare, plain_contents
+from .elements import FORMS, as_bits, memory_index, memory_of, name_of, numel
 from .state import memory_key
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@overload
-def load(path: str | os.PathLike[str], model: None = None) -> dict[str, Tensor]: ...
+Source = str | os.PathLike[str] | IO[bytes]
 
 
 @overload
-def load(path: str | os.PathLike[str], model: Model) -> Model: ...
+def load(path: Source, model: None = None, dtype: torch.dtype | None = None) -> dict[str, Tensor]: ...
+
+
+@overload
+def load(path: Source, model: Model, dtype: torch.dtype | None = None) -> Model: ...
 
 
 @suggests_options
-def load(path: str | os.PathLike[str], model: Model | None = None) -> Model | dict[str, Tensor]:
+def load(path: Source, model: Model | None = None, dtype: torch.dtype | None = None) -> Model | dict[str, Tensor]:
     """Read a file that :func:`save` wrote: into ``model``, which is returned, or else as a state dict on the CPU.
 
     A model is filled in place, on the device it is on. Names, shapes and types have to be the same. The whole file is
     checked first: if it is damaged, or does not fit, BadFile or InvalidValue is raised and the model is as it was.
+    Plain safetensors files are read as well; they have no checksums. ``path`` may also be a binary file that is open.
+
+    ``dtype`` converts floating-point tensors, rounding as ``Tensor.to`` does; the model, if there is one, has to be of
+    that type. A number that would become infinite is an error.
+
+    >>> import io
+    >>> from pareback.artifact import save
+    >>> file = io.BytesIO()
+    >>> save({"weight": torch.tensor([1.0, 0.1])}, file)
+    >>> _ = file.seek(0)
+    >>> load(file, dtype=torch.float16)
+    {'weight': tensor([1.0000, 0.1000], dtype=torch.float16)}
     """
-    path = Path(path)
-    with blaming(path), Reader(path) as reader:
-        contents = contents_of(reader)
-        targets = None if model is None else targets_in(model, contents, reader)
-        verify(reader, contents)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype in FORMS):
+        raise InvalidType(f"dtype={dtype!r} is no floating-point type. Write torch.float32, torch.float16 or bfloat16.")
+    source = path_or_file(path, "read")
+    with blaming(source), Reader(source) as reader:
+        refuse_engine(reader)
+        contents = contents_of(reader) if is_pare(reader) else plain_contents(reader)
+        targets = None if model is None else targets_in(model, contents, reader, dtype)
+        if is_pare(reader):
+            verify(reader, contents)
         if targets is None:
-            return read_all(reader, contents)
-        _fill_all(reader, contents, targets)
+            return _converted(read_all(reader, contents), dtype)
+        if dtype is None:
+            _fill_all(reader, contents, targets)
+        else:  # all of them first, as one that cannot be converted must leave the model alone
+            found = _converted(read_all(reader, contents), dtype)
+            for name, target in targets.items():
+                target.copy_(found[name])
     assert model is not None
     return model
+
+
+def _converted(tensors: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return tensors with those of floating point in another type; what was one tensor stays one."""
+    done: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if dtype is not None and tensor.is_floating_point() and id(tensor) not in done:
+            done[id(tensor)] = tensor.to(dtype)
+            if bool((done[id(tensor)].isinf() & tensor.isfinite()).any()):
+                raise InvalidValue(
+                    f"{name!r} holds numbers that {name_of(dtype)} cannot. Leave out dtype=, or give a wider type."
+                )
+    return {name: done.get(id(tensor), tensor) for name, tensor in tensors.items()}
+
+
+def refuse_engine(reader: Reader) -> None:
+    """Raise BadFile where the tensors are not those of a model."""
+    if is_engine(reader):
+        raise BadFile("it is a compiled engine and holds no state dict: read it with pb.load_engine")
 
 
 def read_all(reader: Reader, contents: Contents) -> dict[str, Tensor]:
@@ -137,6 +180,10 @@ def _fill_sparse(reader: Reader, stored: Stored, target: Tensor) -> None:
     values = stored.in_rows(reader.read(stored.values, bits))
     target.zero_()
     memory, done = as_bits(memory_of(target)), 0
+    if target.is_contiguous() and target.is_cpu:
+        whole = values if narrow is None else as_bits(values.view(narrow).to(stored.dtype))
+        if positions.put(code, whole, memory):
+            return
     for places in positions.decode(code, len(values), numel(stored.shape)):
         part = values[done : done + len(places)]
         if narrow is not None:

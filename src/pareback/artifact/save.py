@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from ..errors import InvalidValue
 from ..messages import one_of, suggests_options
 from . import positions
-from .container import Piece, write
+from .container import Piece, path_or_file, write
 from .contents import WIDE, Notes
 from .elements import BY_CODE, FORMS, Form, as_bits, is_permuted, name_of, nonzero
 from .state import find_sharing, tensors_of
+
+#: Elements that are looked at at a time.
+_AT_A_TIME = 1 << 20
 
 _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -24,10 +27,12 @@ _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 @suggests_options
 def save(
     model: nn.Module | Mapping[str, Tensor],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | IO[bytes],
     values: Literal["float16", "bfloat16"] | None = None,
 ) -> None:
     """Write a model or a state dict to a compressed file that :func:`load` reads.
+
+    ``path`` may also be a binary file that is open for writing.
 
     Every tensor comes back as it is, bit for bit, with its type, its shape, its memory format and whatever memory it
     shares with others. A tensor with enough zeros is stored as its non-zeros and their positions; a zero of such a
@@ -52,13 +57,21 @@ def save(
     """
     if values is not None:
         one_of("values", values, _NARROW)
-    tensors = tensors_of(model)
+    write_state(tensors_of(model), path_or_file(path, "write"), narrow=None if values is None else _NARROW[values])
+
+
+def write_state(
+    tensors: Mapping[str, Tensor],
+    path: Path | IO[bytes],
+    besides: Mapping[str, str] | None = None,
+    narrow: torch.dtype | None = None,
+) -> None:
+    """Write tensors that a file can hold, and texts ``besides`` among its metadata."""
     notes = Notes(mark=_mark(tensors))
     sharing = find_sharing(tensors, notes.mark)
     notes.shared, notes.dtypes = sharing.shared, sharing.dtypes
-    narrow = None if values is None else _NARROW[values]
     pieces = [piece for name, tensor in sharing.owners.items() for piece in _pieces(name, tensor, narrow, notes)]
-    write(Path(path), pieces, notes.as_metadata(), checksums=True)
+    write(path, pieces, {**notes.as_metadata(), **(besides or {})}, checksums=True)
 
 
 def _mark(names: Mapping[str, Any]) -> str:
@@ -77,17 +90,16 @@ def _pieces(name: str, tensor: Tensor, narrow: torch.dtype | None, notes: Notes)
     if BY_CODE[form.code] is not tensor.dtype:
         notes.dtypes[name] = name_of(tensor.dtype)
     bits = as_bits(in_order(tensor))
-    coded = _coded(name, bits, form)
-    if coded is None:
+    code = _coded(name, bits, form)
+    if code is None:
         return [Piece(name, form.code, form.stored_shape(shape), bits)]
-    places, code = coded
-    kept = bits[places]
+    kept = _kept(bits, form)
     if narrow is not None and tensor.dtype in WIDE:
         notes.dtypes[name] = name_of(tensor.dtype)
         kept, form = narrowed(kept.view(tensor.dtype), narrow, name), FORMS[narrow]
     notes.sparse[name] = shape
     return [
-        Piece(f"{name}{notes.mark}values", form.code, form.stored_shape([len(places)]), kept),
+        Piece(f"{name}{notes.mark}values", form.code, form.stored_shape([len(kept)]), kept),
         Piece(f"{name}{notes.mark}positions", "U8", [len(code)], code),
     ]
 
@@ -97,17 +109,26 @@ def in_order(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
 
 
-def _coded(name: str, bits: Tensor, form: Form) -> tuple[Tensor, Tensor] | None:
-    """Return the positions of the non-zeros, plain and coded, if storing a tensor by them takes fewer bytes."""
-    there = nonzero(bits, form)
-    size, count = len(there), int(there.sum())
+def _coded(name: str, bits: Tensor, form: Form) -> Tensor | None:
+    """Return the code of the positions of non-zeros, if storing a tensor by them takes fewer bytes."""
+    size = len(bits)
+    count = sum(len(places) for places in _places(bits, form))
     budget = (size - count) * form.size - _header_bytes(name)
     # Where most elements are kept their code takes a bit per element, so it need not be tried out.
     if budget <= (size // 8 if count > size // 2 else 0):
         return None
-    places = there.nonzero().flatten()
-    code = positions.encode(places, size)
-    return (places, code) if len(code) < budget else None
+    code = positions.encode_blocks(lambda: _places(bits, form), size)
+    return code if len(code) < budget else None
+
+
+def _places(bits: Tensor, form: Form) -> Iterator[Tensor]:
+    """Yield where the non-zeros of a tensor are, a block at a time: it may take most of the memory already."""
+    for start in range(0, len(bits), _AT_A_TIME):
+        yield nonzero(bits[start : start + _AT_A_TIME], form).nonzero().flatten().add_(start)
+
+
+def _kept(bits: Tensor, form: Form) -> Tensor:
+    return torch.cat([block[nonzero(block, form)] for block in bits.split(_AT_A_TIME)])
 
 
 def _header_bytes(name: str) -> int:

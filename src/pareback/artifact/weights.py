@@ -14,10 +14,10 @@ from ..errors import BadFile, InvalidType, MissingFile
 from ..kernels import shrunk
 from .check import verify
 from .container import Piece, Reader, blaming, write
-from .contents import contents_of, is_pare, plain_contents
+from .contents import contents_of, is_engine, is_pare, plain_contents
 from .elements import BY_CODE, NEWER_CODES, as_bits, name_of
 from .intact import check_own_file
-from .load import read_all
+from .load import read_all, refuse_engine
 from .save import in_order
 
 
@@ -70,6 +70,17 @@ def holds_pare(path: Path) -> bool:
         return path.suffix == ".pare"
 
 
+def holds_engine(path: Path) -> bool:
+    """Whether a file is a compiled engine, or is called one and is no other file of weights."""
+    if not path.is_file() or not (_is_safetensors(path) or path.suffix == ".pbe"):
+        return False
+    try:
+        with Reader(path) as reader:
+            return is_engine(reader)
+    except BadFile:
+        return path.suffix == ".pbe"
+
+
 def write_plain(path: Path, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
     """Write an ordinary safetensors file; tensors that share memory become copies of their own.
 
@@ -105,6 +116,7 @@ def _from_safetensors(path: Path) -> dict[str, Tensor]:
     with blaming(path), Reader(path) as reader:
         if not is_pare(reader):
             return read_all(reader, plain_contents(reader))
+        refuse_engine(reader)
         contents = contents_of(reader)
         verify(reader, contents)
         return read_all(reader, contents)

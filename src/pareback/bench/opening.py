@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..artifact.weights import read_weights
+from ..artifact.weights import holds_engine, read_weights
 from ..errors import InvalidValue, MissingFile
 from ..files import expanded
 from ..lab.data.sources import open_source
@@ -79,6 +79,11 @@ def _parts(source: Path, given: Given) -> _Parts:
         return _Parts(read(source), given.weights, given.shape, given.classes)
     if not source.exists():
         raise MissingFile(f"There is no {str(source)!r}. Give a run's folder, a recipe or a file of weights.")
+    if holds_engine(source):
+        raise InvalidValue(
+            f"{str(source)!r} is a compiled engine, which holds no network to compare with or to compile. Give the "
+            "run, or the file of weights, that it was made from."
+        )
     if given.recipe is None:
         read_weights(source)  # says so if it is damaged, or no file of weights at all
         raise InvalidValue(f"{str(source)!r} holds weights alone. Give the network's recipe with --recipe FILE.yaml.")

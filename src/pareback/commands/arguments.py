@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import textwrap
+import typing
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -226,7 +227,8 @@ def _metavar(field: Field) -> str:
     if field.choices:
         return "{" + ",".join(field.choices) + "}" if _fit(field) else "WORD"
     words = {bool: "true|false", int: "N", float: "X", float | None: "X", str: "TEXT", str | None: "TEXT"}
-    return words.get(field.type, "A,B" if field.key.endswith("clude") else "AMOUNT")
+    names = any(typing.get_origin(kind) is tuple for kind in field.kinds)
+    return words.get(field.type, "A,B" if names else "AMOUNT")
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidUse
-from .arguments import Command, Parser, UsageError, add_recipe_options, changes, listed_values, seeds
+from .arguments import Command, Parser, UsageError, add_recipe_options, add_trust_option, changes, listed_values, seeds
 
 if TYPE_CHECKING:
     from ..curves.cluster import Needs
@@ -39,14 +39,9 @@ def _options(parser: Parser) -> None:
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs already (auto: one on this machine)")
     add("--cpus-per-run", type=float, metavar="X", help="CPUs, and so threads, of a run (1 without a GPU)")
     add("--gpus-per-run", type=float, metavar="X", help="GPUs of a run; 0.5 lets two share one (1 where there are any)")
-    add(
-        "--retries",
-        type=int,
-        default=2,
-        metavar="N",
-        help="tries again after a worker was lost (%(default)s)",
-    )
+    add("--retries", type=int, default=2, metavar="N", help="tries again after a worker was lost (%(default)s)")
     add("--quiet", action="store_true", help="print a line per run, not per epoch")
+    add_trust_option(parser)
     add_recipe_options(parser)
 
 
@@ -152,7 +147,7 @@ def _work(left: Sequence[Task], needs: Needs, options: Namespace) -> dict[str, s
     else:
         from ..curves.on_ray import run_on_ray
 
-        run_on_ray(left, progress, needs, options.root)
+        run_on_ray(left, progress, needs, options.root, options.trust)
     if progress.hopeless and len(progress.failed) < len(left):
         print(f"Nothing has worked so far: {len(left) - len(progress.failed)} runs were not tried.")
     return progress.failed
@@ -170,7 +165,7 @@ def _serially(left: Sequence[Task], progress: Progress, options: Namespace) -> N
         import torch
 
         torch.set_num_threads(max(1, int(options.cpus_per_run)))
-    run_serially(left, progress, options.quiet)
+    run_serially(left, progress, options.quiet, options.trust)
 
 
 def _told(planned: Sequence[Task], failed: dict[str, str], root: Path) -> int:

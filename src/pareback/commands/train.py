@@ -86,13 +86,38 @@ def _summary(result: dict[str, Any], out: Path) -> str:
     kept = f"{result['nonzeros']:,} of {result['parameters']:,} parameters non-zero"
     pruned = f", pruned tensors {100 * result['sparsity']:.3f} % sparse" if result["pruned_weights"] else ""
     seconds = f"{result['seconds']['total']:.1f} s"
-    came = f"{result['name']}: {result['accuracy']:.2f} % accuracy, {kept}{pruned}, {seconds}."
+    came = f"{result['name']}: {result['accuracy']:.2f} % accuracy{_measured_on(result)}, {kept}{pruned}, {seconds}."
     asked = [
         f"{one.unit[:1].upper()}{one.unit[1:]}: {math.floor(one.allowed):,} allowed, {int(one.got):,} kept"
         for one in limits(result["recipe"]["goal"], result)
     ]
     met = f" {'; '.join(asked)}." if asked else ""
-    return f"{came}{met} Everything is in {place(out)}."
+    return f"{came}{met}{_best(result)}{_renewed(result)} Everything is in {place(out)}."
+
+
+def _measured_on(result: dict[str, Any]) -> str:
+    """Say which images an accuracy is of, where some were held out to choose by, and what the test images say."""
+    if "best" not in result:
+        return ""
+    test = result["test_accuracy"]
+    return " on val" + (" (there is no test)" if test is None else f" ({test:.2f} % on test)")
+
+
+def _best(result: dict[str, Any]) -> str:
+    best = result.get("best")
+    if best is None:
+        return ""
+    test = "" if best["test_accuracy"] is None else f" ({best['test_accuracy']:.2f} % on test)"
+    return f" Best on val: epoch {best['epoch']} with {best['val_accuracy']:.2f} %{test}."
+
+
+def _renewed(result: dict[str, Any]) -> str:
+    """Say what estimating batch norms anew did, where it was done."""
+    found = result.get("recalibration")
+    if not found or found["accuracy_after"] is None:
+        return ""
+    which = "estimated anew" if found["kept"] else "left as they were: anew, the loss would be higher"
+    return f" Batch norms {which} ({found['accuracy_before']:.2f} % before, {found['accuracy_after']:.2f} % after)."
 
 
 COMMAND = Command(

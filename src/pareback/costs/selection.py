@@ -27,7 +27,7 @@ class Selected:
 
 
 def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Map parameter names to parameters, ties once, without the prefixes of torch.compile and DDP.
+    """Map parameter names to parameters, ties once, without the prefixes of torch.compile, DDP and Fabric.
 
     The names stay the same when a model is wrapped, so patterns and checkpoints keep fitting.
 
@@ -49,6 +49,8 @@ def plain_name(name: str) -> str:
 
 def _all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     wrapped = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while type(model).__name__ == "_FabricModule":  # of Lightning's Fabric, which has everything in it twice
+        model = model._original_module  # type: ignore[assignment]
     outer = isinstance(getattr(model, "_orig_mod", model), wrapped)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         plain = plain_name(name)
@@ -149,7 +151,10 @@ def _check_prunable(name: str, parameter: nn.Parameter) -> None:
 def check_finite(selected: Iterable[Selected]) -> None:
     """Raise ValueError naming the first tensor that holds NaN or infinity."""
     for s in selected:
-        if not bool(torch.isfinite(s.parameter.detach()).all()):
+        # Counted, and the counts of shards summed: of all(), torch 2.8 tells each process about its own shard alone.
+        finite = torch.isfinite(s.parameter.detach()).sum()
+        finite = finite.full_tensor() if hasattr(finite, "full_tensor") else finite
+        if int(finite) != s.parameter.numel():
             raise InvalidValue(
                 f"{s.name!r} contains NaN or infinity. Initialise or load finite weights before pruning them."
             )

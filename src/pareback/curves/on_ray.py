@@ -22,7 +22,7 @@ _LOOK = 0.5
 _PATIENCE = 60.0
 
 
-def run_on_ray(tasks: Sequence[Task], progress: Progress, needs: Needs, root: Path) -> None:
+def run_on_ray(tasks: Sequence[Task], progress: Progress, needs: Needs, root: Path, trust: bool = False) -> None:
     """Run tasks as Ray's; a run whose worker dies is tried again, and Ctrl-C lets every run save where it is."""
     with connected(needs) as ray:
         share = share_of(ray, needs)
@@ -33,7 +33,7 @@ def run_on_ray(tasks: Sequence[Task], progress: Progress, needs: Needs, root: Pa
             progress.say(f"On a Ray instance of this machine. {_takes(share)}")
         interrupts = Interrupts()
         with interrupts.listening():
-            _Queue(ray, tasks, progress, share).run(interrupts)
+            _Queue(ray, tasks, progress, share, trust).run(interrupts)
 
 
 def _takes(share: Share) -> str:
@@ -42,8 +42,8 @@ def _takes(share: Share) -> str:
 
 
 class _Queue:
-    def __init__(self, ray: Any, tasks: Sequence[Task], progress: Progress, share: Share) -> None:
-        self._ray, self._progress, self._share = ray, progress, share
+    def __init__(self, ray: Any, tasks: Sequence[Task], progress: Progress, share: Share, trust: bool) -> None:
+        self._ray, self._progress, self._share, self._trust = ray, progress, share, trust
         self._waiting, self._running = deque(tasks), dict[Any, Task]()
         # A worker that dies is this queue's business, so that it can be told: Ray itself tries nothing again.
         self._work = ray.remote(work_apart).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)
@@ -61,10 +61,9 @@ class _Queue:
                 return
 
     def _submit(self, task: Task) -> None:
-        threads, gpus, home = self._share.threads, self._share.gpus, str(Path.cwd())
-        reference = self._work.remote(
-            task.point.recipe, str(task.path.absolute()), threads=threads, gpus=gpus, home=home, argv=sys.argv
-        )
+        share = {"threads": self._share.threads, "gpus": self._share.gpus}
+        said = {"home": str(Path.cwd()), "argv": sys.argv, "trust": self._trust}
+        reference = self._work.remote(task.point.recipe, str(task.path.absolute()), **share, **said)
         self._running[reference] = task
 
     def _collect(self, seconds: float) -> None:

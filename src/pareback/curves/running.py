@@ -17,13 +17,15 @@ from ..runs.store import keep
 from .planning import Task
 
 
-def work(recipe: Recipe, path: Path, quiet: bool = True) -> None:
+def work(recipe: Recipe, path: Path, quiet: bool = True, trust: bool = False) -> None:
     """Train a recipe to its end, from its last checkpoint if there is one, and keep its record."""
-    train(recipe, path, resume=True, quiet=quiet)
+    train(recipe, path, resume=True, quiet=quiet, trust=trust)
     keep(path)
 
 
-def work_apart(recipe: Recipe, path: str, threads: int, gpus: float, home: str, argv: Sequence[str]) -> None:
+def work_apart(
+    recipe: Recipe, path: str, threads: int, gpus: float, home: str, argv: Sequence[str], trust: bool = False
+) -> None:
     """Do so in a process of its own: with so many threads, and with ``home``, if it is there, as the current folder.
 
     ``argv`` is the command that asked for it, which the run's environment.json tells.
@@ -39,7 +41,7 @@ def work_apart(recipe: Recipe, path: str, threads: int, gpus: float, home: str, 
         os.chdir(home)  # for a builder's module, and for paths in the recipe
         if home not in sys.path:
             sys.path.insert(0, home)
-    work(replace(recipe, train=replace(recipe.train, device=device)), Path(path))
+    work(replace(recipe, train=replace(recipe.train, device=device)), Path(path), trust=trust)
 
 
 #: Failures without a single success after which the rest is not tried.
@@ -91,13 +93,13 @@ class Progress:
         )
 
 
-def run_serially(tasks: Sequence[Task], progress: Progress, quiet: bool = True) -> None:
+def run_serially(tasks: Sequence[Task], progress: Progress, quiet: bool = True, trust: bool = False) -> None:
     """Run one after another in this process."""
     queue = list(tasks)
     while queue and not progress.hopeless:
         task = queue.pop(0)
         try:
-            work(task.point.recipe, task.path, quiet)
+            work(task.point.recipe, task.path, quiet, trust)
         except Interrupted as error:
             raise progress.interrupted(error.number) from None
         except Exception as error:

@@ -15,6 +15,7 @@ from ..goals.goal import Goal, checked_goal
 from ..messages import did_you_mean, listed
 from ..pruning.pruner import Pruner
 from ..report import Report
+from ..report import inspect as inspect_model
 
 #: What a callback may be given beside its goal: the options of the pruner.
 OPTIONS = [name for name in inspect.signature(Pruner).parameters if name not in ("model", "optimizer", "goal")]
@@ -31,6 +32,7 @@ class Session:
                 raise InvalidType(f"Prune has no option {name!r}.{hint}")
         self.pruner: Pruner | None = None
         self._frozen: Frozen | None = None
+        self._kept: nn.Module | None = None  # a model that was pruned before, whose zeros were kept
 
     def begin(
         self,
@@ -56,7 +58,7 @@ class Session:
 
     def keep_zeros(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Train on with the zeros of a goal that was met in an earlier training."""
-        self._frozen = freeze(model, optimizers)
+        self._kept, self._frozen = model, freeze(model, optimizers)
 
     @property
     def at_work(self) -> Pruner | None:
@@ -85,6 +87,10 @@ class Session:
     @property
     def report(self) -> Report:
         """The report of what was reached."""
+        if self.pruner is None and self._kept is not None:
+            return inspect_model(self._kept)
         if self.pruner is None or not self.pruner.finished:
-            raise InvalidUse("There is no report yet: the training has not come to its end.")
+            raise InvalidUse(
+                "There is no report yet: the training has not come to its end. Ask after fit() or train()."
+            )
         return self.pruner.finish()

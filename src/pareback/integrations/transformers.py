@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ except ImportError as error:
 #: The pruner's state, beside the optimizer's in every checkpoint folder.
 STATE = "pareback.pt"
 
+#: The callback that was last at work on a model.
+_at_work: weakref.WeakKeyDictionary[nn.Module, weakref.ref[TransformersPrune]] = weakref.WeakKeyDictionary()
+
 
 class TransformersPrune(TrainerCallback):  # type: ignore[misc]
     """A callback that trains the model of a ``Trainer`` to a goal.
@@ -48,6 +53,7 @@ class TransformersPrune(TrainerCallback):  # type: ignore[misc]
     def __init__(self, goal: Goal, **options: Any) -> None:
         self._session = Session(goal, options)
         self._landed = ExitStack()
+        self._asked_in_time = False  # whether this step's checkpoint was asked for before it was our turn
 
     @property
     def pruner(self) -> Any:
@@ -61,18 +67,43 @@ class TransformersPrune(TrainerCallback):  # type: ignore[misc]
 
     # -- the beginning -----------------------------------------------------------------------------------------------
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse what cannot be pruned as soon as there is a trainer."""
+        for option in ("fsdp", "deepspeed"):
+            if getattr(args, option, None):
+                raise InvalidUse(
+                    f"TrainingArguments({option}=...) shards the training, and this callback could not write its "
+                    f"checkpoints. Leave {option} out, so that several processes train with DDP, or write a loop of "
+                    "your own with torch's fully_shard and pareback.integrations.dcp."
+                )
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Build the pruner; the trainer has made its optimizer, and loaded model and optimizer where it resumes."""
+        self.on_init_end(args, state, control)  # the callback may have come later, through add_callback
         model, optimizer = kwargs["model"], unwrapped(kwargs["optimizer"])
-        if any(is_sharded(p) for p in model.parameters()):
+        if any(is_sharded(p) for p in model.parameters()):  # by accelerate's launcher, or by tp_plan
             raise InvalidUse(
-                "TrainingArguments(fsdp=...) shards the model, whose checkpoints this callback cannot write. Train "
-                "with DDP (fsdp=''), or in a loop of your own with pareback.integrations.dcp."
+                "The model's parameters are DTensors, and this callback could not write their checkpoints. Load it "
+                "without tp_plan and launch it without FSDP, so that several processes train with DDP, or write a "
+                "loop of your own with torch's fully_shard and pareback.integrations.dcp."
             )
+        self._refuse_another(args, model)
         self._landed.close()
         resumed = _saved(args, state, model) if state.global_step > 0 else None
         self._session.begin(model, [optimizer], state.max_steps, resumed)
         self._forget_best(state)
+
+    def _refuse_another(self, args: Any, model: nn.Module) -> None:
+        """A checkpoint's folder has room for one state."""
+        other = _at_work.get(model)
+        other = None if other is None or other() is self else other()
+        if other is not None and other._session.at_work is not None and args.save_strategy != "no":
+            raise InvalidUse(
+                f"Another Prune callback is at work on this model, and both would write {STATE} into its checkpoints. "
+                "Put one Prune into Trainer(callbacks=[...]), with a goal for all tensors that are to be pruned, or "
+                "set TrainingArguments(save_strategy='no')."
+            )
+        _at_work[model] = weakref.ref(self)
 
     # -- in training -------------------------------------------------------------------------------------------------
 
@@ -87,7 +118,8 @@ class TransformersPrune(TrainerCallback):  # type: ignore[misc]
         """Let what is evaluated and saved now meet the goal exactly, where it is asked for in full."""
         self._landed.close()
         pruner = self._session.at_work
-        if pruner is not None and (control.should_evaluate or control.should_save):
+        self._asked_in_time = control.should_evaluate or control.should_save
+        if pruner is not None and self._asked_in_time:
             self._landed.enter_context(pruner.landed())
 
     on_epoch_end = on_step_end
@@ -98,9 +130,14 @@ class TransformersPrune(TrainerCallback):  # type: ignore[misc]
         if pruner is not None and args.should_save and not args.save_only_model:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if folder.is_dir():
-                counts = _nonzeros(kwargs["model"])
-                content = {"pruner": pruner.state_dict(), "nonzeros": {name: counts[name] for name in pruner.names}}
+                content = {"pruner": pruner.state_dict(), "nonzeros": _nonzeros(kwargs["model"], pruner.names)}
                 write(folder / STATE, lambda file: torch.save(content, file))
+        if pruner is not None and not self._asked_in_time and pruner.ramp_ended:
+            warnings.warn(
+                f"checkpoint-{state.global_step} may miss the budget by a few weights: a callback that stands after "
+                "Prune asked for it. Put Prune last in Trainer(callbacks=[...]).",
+                stacklevel=2,
+            )
         self._landed.close()
         self._forget_best(state)
 
@@ -124,7 +161,8 @@ class TransformersPrune(TrainerCallback):  # type: ignore[misc]
 
     def _forget_best(self, state: Any) -> None:
         """A model from the midst of the ramp is better than the pruned one, and not what was asked for."""
-        if self._session.in_ramp():
+        known = (state.best_metric, state.best_model_checkpoint, state.best_global_step)
+        if any(one is not None for one in known) and self._session.in_ramp():  # asking waits for the device
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -138,8 +176,10 @@ class TransformersPrune(TrainerCallback):  # type: ignore[misc]
 Prune = TransformersPrune
 
 
-def _nonzeros(model: nn.Module) -> dict[str, int]:
-    return {name: int(p.detach().count_nonzero()) for name, p in plain_names(model).items() if p.ndim > 1}
+def _nonzeros(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
+    """Return the non-zeros of some parameters; of those that are not there, none."""
+    present = plain_names(model)
+    return {name: int(present[name].detach().count_nonzero()) if name in present else 0 for name in names}
 
 
 def _saved(args: Any, state: Any, model: nn.Module) -> dict[str, Any]:
@@ -156,8 +196,7 @@ def _saved(args: Any, state: Any, model: nn.Module) -> dict[str, Any]:
             "TrainingArguments(resume_from_checkpoint=...) as well."
         )
     content = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    present = _nonzeros(model)
-    if any(present.get(name) != count for name, count in content["nonzeros"].items()):
+    if _nonzeros(model, content["nonzeros"]) != content["nonzeros"]:
         raise InvalidValue(
             f"{folder / STATE} belongs to other weights than those that resume_from_checkpoint has loaded. Name the "
             "checkpoint's folder in TrainingArguments(resume_from_checkpoint=...) as well."

@@ -35,6 +35,8 @@ constexpr int64_t kAlone = 65536;  // elements that one thread is through with b
 enum Pass : int32_t { kAdopt, kMeasure, kPrune, kCount, kShrink };
 enum Kind : int32_t { kHard, kSoft, kPower };
 
+#include "gaps.h"
+
 // Where a tensor is: a row of the table that native.py keeps. Pointers a pass does not use are null.
 struct Row {
   void* weight;
@@ -213,4 +215,24 @@ EXPORT int32_t pareback_step(const Row* table, int32_t bf16, const Control* cont
   for (int64_t i = 0; i < count; ++i)
     if (control->nonzero[i] < control->floor[i]) return 1;
   return 0;
+}
+
+// Puts `gaps.count` values of `item` bytes each into their places; without a target the code is only looked at.
+// Returns what is wrong with it, 0 if nothing.
+EXPORT int32_t pareback_put(const Gaps* gaps, const void* values, void* target, int64_t item) {
+  if (target == nullptr) return each_position(*gaps, [](int64_t, int64_t) {});
+  switch (item) {
+    case 1:
+      return put_values<uint8_t>(*gaps, values, target);
+    case 2:
+      return put_values<uint16_t>(*gaps, values, target);
+    case 4:
+      return put_values<uint32_t>(*gaps, values, target);
+    case 8:
+      return put_values<uint64_t>(*gaps, values, target);
+    case 16:
+      return put_values<Pair>(*gaps, values, target);
+    default:
+      return -1;
+  }
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..reproduce.plots import layer
@@ -70,7 +70,7 @@ def spaced(items: Sequence[Any], most: int) -> list[Any]:
 def _epochs(run: Run, record: Record) -> list[list[float | None]]:
     """Return epoch, error, sparsity and target of some epochs; both shares in percent."""
     rows = [row for row in record.metrics if isinstance(row.get("epoch"), int)]
-    tested = [row for row in rows if row.get("test_accuracy") is not None]
+    tested = [row for row in rows if _accuracy(row) is not None]
     # Epochs with a test are worth more than those without.
     few = spaced(tested, MOST_EPOCHS) if len(tested) > MOST_EPOCHS // 4 else spaced(rows, MOST_EPOCHS)
     both = {row["epoch"]: row for row in [*few, *spaced(tested, MOST_EPOCHS)]}
@@ -79,12 +79,18 @@ def _epochs(run: Run, record: Record) -> list[list[float | None]]:
     return [
         [
             row["epoch"],
-            _rounded(row.get("test_accuracy"), -1.0, 100.0),
+            _rounded(_accuracy(row), -1.0, 100.0),
             _rounded(row.get("sparsity") if record.is_pruned else None, 100.0),
             _rounded(None if final is None else final * grown(row["epoch"] / last, over), 100.0),
         ]
         for row in sorted(both.values(), key=lambda row: int(row["epoch"]))
     ]
+
+
+def _accuracy(row: Mapping[str, Any]) -> float | None:
+    """Return what an epoch was judged by: the test images, or those that are held out."""
+    found: float | None = row.get("test_accuracy")
+    return row.get("val_accuracy") if found is None else found
 
 
 def _rounded(value: float | None, factor: float, offset: float = 0.0) -> float | None:

@@ -17,6 +17,7 @@ from ..errors import InvalidType, InvalidUse, InvalidValue
 #: do no more than call its own, so that everything is seen from there.
 _WRAPPERS = {
     ("accelerate", "AcceleratedOptimizer"): "optimizer",
+    ("fastai", "OptimWrapper"): "opt",
     ("lightning", "LightningOptimizer"): "_optimizer",
     ("lightning", "_FabricOptimizer"): "_optimizer",
     ("lightning_fabric", "_FabricOptimizer"): "_optimizer",
@@ -156,7 +157,14 @@ def check_optimizers(optimizer: Optimizer | Sequence[Optimizer], closures: bool 
     optimizer = unwrapped(optimizer)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(optimizers, Sequence) or not optimizers:
-        raise InvalidType(f"optimizer must be a torch.optim.Optimizer or a sequence of them, not {_kind(optimizer)}.")
+        hint = (
+            " Make the Learner with opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)."
+            if type(optimizer).__module__.startswith("fastai.")
+            else ""
+        )
+        raise InvalidType(
+            f"optimizer must be a torch.optim.Optimizer or a sequence of them, not {_kind(optimizer)}.{hint}"
+        )
     optimizers = [unwrapped(one) for one in optimizers]
     for one in optimizers:
         if not isinstance(one, Optimizer):
@@ -176,6 +184,12 @@ def unwrapped(optimizer: Any) -> Any:
         if attribute is None:
             return optimizer
         optimizer = getattr(optimizer, attribute)
+
+
+def is_accelerated(optimizer: Any) -> bool:
+    """Whether Accelerate's ``prepare`` has wrapped it: what is registered there is saved by the main process alone."""
+    several = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    return any(kind.__module__.split(".")[0] == "accelerate" for one in several for kind in type(one).__mro__)
 
 
 def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:
@@ -198,4 +212,5 @@ def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:
 
 
 def _kind(value: object) -> str:
-    return type(value).__name__
+    kind = type(value)
+    return kind.__name__ if kind.__name__ != "Optimizer" else f"{kind.__module__}.{kind.__name__}"

@@ -13,20 +13,19 @@ from torch.optim import Optimizer
 
 from ..costs.limits import Limit
 from ..costs.selection import MIN_SIZE, plain_names
-from ..errors import InvalidUse, InvalidValue
-from ..goals.goal import Goal, Weights, checked_goal
-from ..kernels import shrunk
-from ..messages import listed, suggests_options
+from ..errors import InvalidUse
+from ..goals.goal import Goal, checked_goal
+from ..messages import suggests_options
 from ..sharding import Shards, like, local
 from ..shrink import predicted_sparsity
 from ..thresholds.controller import Controller, State
 from ..thresholds.masks import MaskRule
-from ..thresholds.search import counter, keep_at_most, land_one
 from . import state as saved
 from .attachment import Attachment, reusable
 from .beside import BesideOptimizer
 from .groups import Groups
-from .hooks import check_optimizers, check_ownership
+from .hooks import check_optimizers, check_ownership, is_accelerated
+from .landing import Lander
 from .options import (
     check_dense_gradients,
     check_mask_options,
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 
 #: finish() speaks up where the model's non-zeros differ from the pruner's by more than this share, and a handful.
 _CUT, _HANDFUL = 0.1, 50
-#: A tensor of whose non-zeros fewer than this share are what the pruner wrote was loaded from elsewhere.
-_KEPT_OF_OURS = 0.5
 
 
 class Pruner:
@@ -140,6 +137,7 @@ class Pruner:
             self._step = Step(
                 self.names, self.parameters, resolved.ranges, controller, groups, mount, self._shards, self._exponent
             )
+            self._lander = Lander(goal, resolved, self._step)
             if isinstance(rule, MaskRule):
                 rule.begin(mount.latents())
             for part in range(len(optimizers)):
@@ -148,6 +146,7 @@ class Pruner:
         if growing == 0:
             goal.check_start(resolved, state.nonzero.tolist())
         self._report: Report | None = None
+        self._saved_whole = is_accelerated(optimizer)
         self._looking = False  # whether the latent weights are in the model because the user asked for them
         choice = (include, exclude, min_size)
         self._attachment = Attachment(
@@ -344,7 +343,7 @@ class Pruner:
         shown = [local(p.detach()).clone() for p in self.parameters]
         with torch.no_grad():
             self._step.adopt_edits()
-            for i, value in self._landing():
+            for i, value in self._lander.final():
                 self._step.mount.land(i, value)
         self._looking = True
         try:
@@ -354,13 +353,6 @@ class Pruner:
             for parameter, value in zip(self.parameters, shown, strict=True):
                 local(parameter.detach()).copy_(value)
 
-    def _landing(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number and the final weights of every tensor."""
-        latents, r = self._step.mount.latents(), self._step.controller.state.r
-        landing = self.goal.land(self._resolved, self._measured(latents), r, self._exponent, self._shards)
-        for i, latent in enumerate(latents):
-            yield i, land_one(i, latent, landing, self._exponent, self._shards)
-
     def landed_tensors(self) -> dict[str, Tensor]:
         """Return by name copies of the weights that :meth:`landed` would show; none where it would show no others."""
         if self.finished or not self.ramp_ended:
@@ -369,12 +361,13 @@ class Pruner:
         with torch.no_grad():
             if self._step.mount.holds_pruned:
                 self._step.adopt_edits()
-            return {self.names[i]: like(value, self.parameters[i]) for i, value in self._landing()}
+            return {self.names[i]: like(value, self.parameters[i]) for i, value in self._lander.final()}
 
     def prune_(self, model: nn.Module) -> nn.Module:
         """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
         theirs = plain_names(model)
-        for name, value in self._pruned_copies(model, self.counts()):
+        self._settle()
+        for name, value in self._lander.copies(model, self.counts()):
             local(theirs[name].detach()).copy_(value)
         return model
 
@@ -383,26 +376,8 @@ class Pruner:
         landed = [local(value).count_nonzero() for value in self.landed_tensors().values()]
         counts = self._shards.gather(torch.stack(landed)[None]).sum(0)[0].tolist() if landed else self.counts()
         theirs = plain_names(model)
-        return {name: like(value, theirs[name]) for name, value in self._pruned_copies(model, counts)}
-
-    @torch.no_grad()
-    def _pruned_copies(self, model: nn.Module, counts: list[int]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and weights of a copy that is pruned to ``counts`` non-zeros per tensor."""
         self._settle()
-        theirs = plain_names(model)
-        missing = [name for name in self.names if name not in theirs]
-        if missing:
-            raise InvalidValue(f"{listed(missing)} is not in the model given. Give a copy of the pruned model.")
-        other = [name for name, p in zip(self.names, self.parameters, strict=True) if theirs[name].shape != p.shape]
-        if other:
-            raise InvalidValue(
-                f"{listed(other)} has another shape in the model given. Give a copy of the pruned model."
-            )
-        tensors = [local(theirs[name].detach()) for name in self.names]
-        weights = self._measured(tensors)
-        landing = keep_at_most(counter(tensors, self._exponent, self._shards), counts, weights.peak)
-        for i, tensor in enumerate(tensors):
-            yield self.names[i], land_one(i, tensor, landing, self._exponent, self._shards)
+        return {name: like(value, theirs[name]) for name, value in self._lander.copies(model, counts)}
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -431,8 +406,9 @@ class Pruner:
                 stacklevel=2,
             )
         with torch.no_grad():
-            shown, expected = self._nonzeros_shown(), sum(self.counts())
-            self._land_exactly()
+            expected = sum(self.counts())
+            shown = self._lander.nonzeros_shown() if self._step.mount.holds_pruned else expected
+            self._lander.land()
             cut = shown - sum(self.counts())
         edited = abs(shown - expected) > max(_CUT * expected, _HANDFUL)
         if edited and not early and cut > 0:
@@ -449,69 +425,17 @@ class Pruner:
             warnings.warn(note, stacklevel=2)
         return self._report
 
-    def _nonzeros_shown(self) -> int:
-        """Return the non-zeros of the pruned weights as the model has them, edits included."""
-        if not self._step.mount.holds_pruned:
-            return sum(self.counts())
-        device = self._step.controller.state.r.device
-        found = torch.stack([local(p.detach()).count_nonzero().to(device) for p in self.parameters])
-        return int(self._shards.gather(found[None]).sum())
-
-    def _land_exactly(self) -> None:
-        step, state, mount = self._step, self._step.controller.state, self._step.mount
-        if mount.holds_pruned:  # an edit since the last step is part of the model now: take it over before landing
-            self._adopt_loaded()
-            step.adopt_edits()
-        latents = mount.latents()
-        weights = self._measured(latents)
-        landing = self.goal.land(self._resolved, weights, state.r, self._exponent, self._shards)
-        counts = []
-        for i, latent in enumerate(latents):
-            value = land_one(i, latent, landing, self._exponent, self._shards)
-            counts.append(value.count_nonzero().to(state.nonzero.device))
-            mount.land(i, value)
-        state.spread.copy_(weights.spread)
-        state.peak.copy_(weights.peak)
-        state.threshold.copy_(landing.high)
-        state.r.copy_(landing.high / weights.spread.clamp_min(torch.finfo(state.r.dtype).tiny))
-        step.counts_here()[0].copy_(torch.stack(counts))
-        step.exchange_counts()
-        mount.end()
-
-    def _adopt_loaded(self) -> None:
-        """Take over whole tensors that were loaded, such as those of the best checkpoint.
-
-        Their zeros are zeros. Weight by weight, what this pruner keeps behind zeros of its own would stay, and could
-        outweigh the small ones among those that were loaded.
-        """
-        step = self._step
-        if step.controller.rule.keeps_masks:
-            return
-        for i, (latent, parameter) in enumerate(zip(step.mount.latents(), self.parameters, strict=True)):
-            weight = local(parameter.detach())
-            (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._exponent)
-            kept = weight != 0
-            if int((kept & (weight == written)).sum()) < _KEPT_OF_OURS * int(kept.sum()):
-                latent.copy_(weight)
-
-    def _measured(self, tensors: list[Tensor]) -> Weights:
-        """Measure weights that thresholds are searched in: of NaN no search would find an end."""
-        weights = self._resolved.weights(tensors, self._shards)
-        broken = [name for name, good in zip(self.names, weights.spread.isfinite().tolist(), strict=True) if not good]
-        if broken:
-            holds = "holds" if len(broken) == 1 else "hold"
-            raise InvalidValue(
-                f"{listed(broken)} {holds} NaN or infinity: the training has diverged. Go back to the last good "
-                "checkpoint, and lower the learning rate or clip gradients."
-            )
-        return weights
-
     # -- checkpoints and copies --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``."""
+        """Return what a resumed run needs; it loads under ``torch.load(weights_only=True)``.
+
+        Of a sharded model it has this process's shards; with an optimizer that Accelerate has prepared, all of them,
+        and every process has to ask.
+        """
         self._settle()
-        return saved.state_of(self._step, self.goal, self.latent_tensors())
+        state = saved.state_of(self._step, self.goal, self.latent_tensors())
+        return saved.whole_state(state) if self._saved_whole else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Load the model's own weights before or after; the order does not matter."""

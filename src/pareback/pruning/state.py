@@ -13,13 +13,16 @@ from ..errors import InvalidValue
 from ..goals.goal import Goal
 from ..kernels import Moments, shrunk
 from ..messages import listed
-from ..sharding import like, local
+from ..sharding import like, local, shard_here, whole
 from ..thresholds.masks import MaskRule
 from .step import Step
 
 #: 1: until 0.1, some fields of the control later than others. 2: all of them, and the rule's own. 3: what is pending
 #: always has its tensors, of whole weights, so that a distributed checkpoint finds the same keys in every state.
 VERSION = 3
+
+#: The parts of a state that are sharded as the model is.
+_SHARDED = frozenset(("latents", "masks"))
 
 #: What a state of version 1 may lack, and what it stands for then.
 _LATER = {"drift": 0.0, "missed": 0.0, "damping": 1.0}
@@ -46,6 +49,11 @@ def state_of(step: Step, goal: Goal, latents: Mapping[str, Tensor]) -> dict[str,
         state["rule"] = rule.state(step.controller.state.step)
         state["masks"] = {name: like(mask, parameter) for name, parameter, mask in pairs}
     return state
+
+
+def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with all shards of its tensors, for those who save that of one process; every rank has to ask."""
+    return {**state, **{part: {name: whole(t) for name, t in state[part].items()} for part in _SHARDED & state.keys()}}
 
 
 def _pending(step: Step) -> Moments:
@@ -81,16 +89,33 @@ def load_into(step: Step, goal: Goal, state: Mapping[str, Any]) -> None:
     if state.get("goal", repr(goal)) != repr(goal):  # on purpose, perhaps: to prune a pruned model further
         warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {goal!r}.", stacklevel=3)
     with torch.no_grad():
+        state = _shards_here(step, state)
         ours = _written_by_us(step, state["latents"])
         for name, value in controller.state.tensors().items():
             value.copy_(control[name])
         for name, latent in zip(step.names, step.mount.latents(), strict=True):
-            latent.copy_(local(state["latents"][name]))
+            latent.copy_(state["latents"][name])
         step.moments = _loaded_pending(step, state.get("pending"))
         if isinstance(rule, MaskRule):
-            rule.load(state["rule"], [local(state["masks"][name]) for name in step.names])
+            rule.load(state["rule"], [state["masks"][name] for name in step.names])
         step.recount_here()
         _show_loaded(step, ours)
+
+
+def _shards_here(step: Step, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with this process's shards of its tensors. Where one process lacks its own, all refuse."""
+    parameters = dict(zip(step.names, step.parameters, strict=True))
+    found = {
+        part: {name: shard_here(state[part][name], parameter) for name, parameter in parameters.items()}
+        for part in _SHARDED & state.keys()
+    }
+    lacking = any(shard is None for shards in found.values() for shard in shards.values())
+    if step.shards.anywhere(lacking, step.controller.state.r.device):
+        raise InvalidValue(
+            "The state holds the shards of another process, or of another number of them: it was saved by one process "
+            "of a sharded training. Save and load it with pareback.integrations.dcp, which every process calls."
+        )
+    return {**state, **found}
 
 
 def _written_by_us(step: Step, loaded: Mapping[str, Tensor]) -> list[bool]:
@@ -101,7 +126,7 @@ def _written_by_us(step: Step, loaded: Mapping[str, Tensor]) -> list[bool]:
     if not step.mount.holds_pruned:
         return []
     latents = zip(step.names, step.mount.latents(), strict=True)
-    if any(latent.numel() and local(loaded[name]).data_ptr() == latent.data_ptr() for name, latent in latents):
+    if any(latent.numel() and loaded[name].data_ptr() == latent.data_ptr() for name, latent in latents):
         return [True] * len(step.names)
     written = shrunk(step.mount.latents(), step.controller.state.threshold, step.exponent)
     return [torch.equal(local(p.detach()), old) for p, old in zip(step.parameters, written, strict=True)]

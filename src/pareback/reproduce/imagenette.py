@@ -191,14 +191,15 @@ def sparsified(section: Experiment, row: PaperRow, records: Kept) -> Sparsified 
     runs = records.get(row.name, ())
     if not runs:
         return None
-    accuracies = [float(run.result["accuracy"]) for run in runs]
+    accuracies, images = [float(run.result["accuracy"]) for run in runs], runs[0].result["images"]
+    judged = images.get("val") or images["test"]
     start = row.start or next(one.name for one in section.rows if not one.changes or one.changes == _HELD_OUT)
     dense = {run.seed: float(run.result["accuracy"]) for run in records.get(start, ()) if row.name != start}
     away = [run.result["accuracy"] - dense[run.seed] for run in runs if run.seed in dense]
     return Sparsified(
         seeds=[run.seed for run in runs],
         accuracy=mean(accuracies),
-        error=standard_error(accuracies) or error_of_images(accuracies[0], runs[0].result["images"]["test"]),
+        error=standard_error(accuracies) or error_of_images(accuracies[0], judged),
         to_start=mean(away) if away else None,
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if runs[0].is_pruned else None,
         nonzeros=mean(run.result["nonzeros"] for run in runs),

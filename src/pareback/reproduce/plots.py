@@ -196,10 +196,13 @@ def _name(record: Record) -> str:
 def _accuracy(panel: Any, records: Sequence[Record], label: Callable[[Record], str]) -> None:
     seen: list[float] = []
     for record, style in zip(records, look(records), strict=True):
-        epochs, accuracies = _points(record, "test_accuracy", 1.0)
+        judged = any(row["test_accuracy"] is not None for row in record.metrics)
+        epochs, accuracies = _points(record, "test_accuracy" if judged else "val_accuracy", 1.0)
         # The first epochs are far below all that tells the runs apart; what falls later is worth seeing.
         seen += [accuracy for epoch, accuracy in zip(epochs, accuracies, strict=True) if epoch > 0.1 * epochs[-1]]
         panel.plot(epochs, accuracies, label=label(record), **_line(style, len(epochs)))
+    if not seen:
+        return
     margin = 0.05 * (max(seen) - min(seen)) + 0.05
     panel.set_ylim(min(seen) - margin, max(seen) + margin)
 
@@ -213,7 +216,7 @@ def _sparsity(panel: Any, records: Sequence[Record]) -> None:
 
 
 def _points(record: Record, key: str, factor: float) -> tuple[list[int], list[float]]:
-    rows = [row for row in record.metrics if row[key] is not None]
+    rows = [row for row in record.metrics if row.get(key) is not None]
     return [row["epoch"] for row in rows], [factor * row[key] for row in rows]
 
 

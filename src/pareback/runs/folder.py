@@ -93,6 +93,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.pt"
         self.model = path / "model.safetensors"
         self.average = path / "model-ema.safetensors"
+        self.best = path / "model-best.safetensors"
         self.result = path / "result.json"
         self.code = path / "code.json"
         self.tensorboard = path / "tensorboard"
@@ -130,7 +131,7 @@ class RunFolder:
     @property
     def files(self) -> list[Path]:
         """What a run writes, the result first: without it the rest counts as unfinished."""
-        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average]
+        written = [self.recipe, self.environment, self.metrics, self.checkpoint, self.model, self.average, self.best]
         return [self.result, *written, self.code, previous_of(self.checkpoint)]
 
     def standing(self, recipe: Recipe, resume: bool) -> Standing:
@@ -168,14 +169,26 @@ class RunFolder:
 
     def reopen(self) -> None:
         """Make a finished run an unfinished one, which its checkpoint goes on from."""
-        for path in (self.result, self.model, self.average):  # the result first: without it the rest is unfinished
+        for path in (
+            self.result,
+            self.model,
+            self.average,
+            self.best,
+        ):  # the result first: without it the rest is unfinished
             path.unlink(missing_ok=True)
+        self._drop_pictures()
+
+    def _drop_pictures(self) -> None:
+        """Remove what ``pareback evaluate`` drew of a network that is no longer the run's."""
+        for name in ("confusion", "confusion-best", "confusion-ema"):
+            (self.path / f"{name}.png").unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Throw away a run's files, and nothing else that may be in the folder."""
         for path in self.files:
             path.unlink(missing_ok=True)
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+        self._drop_pictures()
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     @contextmanager

@@ -17,6 +17,8 @@ from .store import State, StoredRun
 #: What can be asked of a run beside the fields of its recipe.
 FIGURES = (
     "accuracy",
+    "val_accuracy",
+    "test_accuracy",
     "ema_accuracy",
     "test_loss",
     "parameters",

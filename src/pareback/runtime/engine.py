@@ -9,9 +9,9 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
@@ -19,13 +19,18 @@ from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidUse, InvalidValue
 from .graph.capture import CapturedModel, capture
-from .graph.fuse import fused, in_lanes
+from .graph.fuse import Folded, fused, in_lanes
 from .graph.operation import ValueName, last_readers
 from .graph.signature import example_of
+from .lower.tuning import Tuner
 from .native import bindings
-from .report import EngineReport, report_on
+from .report import EngineReport, LayerTime, report_on, times_of
+from .saved.reading import read_plan
+from .saved.writing import write_plan
 from .stages.base import Chain, Stage
-from .stages.partition import partitioned
+from .stages.encoder import EncoderStage
+from .stages.partition import partitioned, stage_of
+from .stages.plan import EngineChoices, EnginePlan, ShapeTable
 from .stages.pytorch import TRIALS, TorchBetween, TorchStage
 from .stages.torch_threads import one_torch_thread, wait_for_idle_threads
 
@@ -34,6 +39,9 @@ _CLEAR = 2.0
 
 #: Fewer numbers than this PyTorch adds up in one thread anyway, and to tell it so takes as long.
 _ALONE = 2**15
+
+#: A call that takes longer says enough by itself. In seconds.
+_LONG = 0.3
 
 #: So long either way is tried for, at most 21 times. In seconds.
 _TO_DECIDE = 5e-3
@@ -45,25 +53,36 @@ class Engine:
     Calls from several threads may overlap. The interpreter's lock is free while the engine works.
     """
 
-    def __init__(self, captured: CapturedModel, threads: int) -> None:
-        self._captured, self._threads = captured, threads
-        self._positional = len(captured.inputs) if captured.call.positional else -1
-        self._names: list[str] = []
-        _each_name(captured.outputs, self._names.append)
-        self._operations = fused(captured.operations, self._names)
-        self._stages: list[Stage] = partitioned(in_lanes(captured, self._names), captured, self._names, threads)
-        self._whole = TorchStage(Chain(self._operations, captured.inputs, self._names))
-        between = {name for stage in self._stages for name in stage.chain.outputs} - set(self._names)
+    def __init__(self, plan: EnginePlan, threads: int) -> None:
+        self._plan, self._threads = plan, threads
+        self._positional = len(plan.inputs) if plan.call.positional else -1
+        self._stages = [stage_of(one, plan.shapes, plan.tuner) for one in plan.stages]
+        self._whole = TorchStage(Chain(plan.whole, plan.inputs, plan.names))
+        between = {name for stage in self._stages for name in stage.chain.outputs} - set(plan.names)
         self._done = last_readers([stage.chain.inputs for stage in self._stages], between)
-        self._read = self._constants()
         #: By batch size, whether PyTorch's dense operators were faster for the whole model. May be set, to decide it.
         self.prefers_dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
+        self._has_timed = False  # so that PyTorch has done what it does once in a process
+        self._share_choices()
+
+    def _share_choices(self) -> None:
+        """Take up what is known for so many threads, and let the plan see what is found from now on."""
+        known = self._plan.chosen.get(self._threads)
+        if known is not None:  # the same dicts, so that what one of two engines finds the other knows
+            self.prefers_dense = known.dense
+            for stage, found in zip(_each_stage(self._stages), known.stages, strict=True):
+                for name, decided in found.items():
+                    setattr(stage, name, decided)
+        self._plan.chosen[self._threads] = self._choices()
+
+    def _choices(self) -> EngineChoices:
+        return EngineChoices(self.prefers_dense, [stage.decisions() for stage in _each_stage(self._stages)])
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
         """Return what the model returns, for a batch of any size; inputs by position or by name, as the model takes."""
         if named or len(inputs) != self._positional:
-            inputs = self._captured.call.in_order(inputs, named)
+            inputs = self._plan.call.in_order(inputs, named)
         if not torch.is_grad_enabled():
             return self._answer(inputs)
         # Not inference mode, whose tensors nobody may change; and torch.no_grad takes as long as a small layer.
@@ -97,51 +116,74 @@ class Engine:
         Inputs are in the graph's order. Neither NaN nor infinity may be among them: zeros are skipped.
         """
         self._check(inputs)
-        return self._sparsely(inputs)
+        return self._sparsely(inputs) if inputs[0].shape[0] else self._densely(inputs)  # of nothing there is no program
 
     def with_threads(self, threads: int) -> Engine:
         """Return an engine of the same model, with the weights it had, for another number of threads."""
-        with torch.no_grad():
-            captured = replace(self._captured, constants={**self._captured.constants, **self._read})
-            return Engine(captured, _checked(threads))
+        return Engine(self._plan, _checked(threads))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the engine to a file that :func:`load_engine` reads: tuned, and ready without compiling.
+
+        It holds the model's weights, its operations as data, and what was measured: for every batch size that the
+        engine was called with, and for every number of threads that it was made for, see :meth:`with_threads`. On
+        another processor the same file is tuned again. A model of which PyTorch runs something that is not among the
+        plain operators that such a file can name is refused.
+
+        >>> import tempfile
+        >>> model = nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 3))
+        >>> engine, x = compile(model, torch.randn(1, 20), threads=1), torch.randn(1, 20)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     engine.save(f"{folder}/model.pbe")
+        ...     torch.equal(load_engine(f"{folder}/model.pbe")(x), engine(x))
+        True
+        """
+        self._plan.chosen[self._threads] = self._choices()  # which may have been set
+        write_plan(self._plan, Path(path), self._threads)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """An engine holds addresses in this process's memory."""
         raise InvalidType(
-            "An engine cannot be copied or pickled. Send the model, and compile it again where it is to run."
+            "An engine cannot be copied or pickled. Write engine.save('model.pbe'), and pb.load_engine('model.pbe') "
+            "where it is to run."
         )
 
-    def report(self) -> EngineReport:
-        """Return what runs where."""
+    def report(self, *inputs: Tensor, **named: Tensor) -> EngineReport:
+        """Return what runs where; with inputs, as in a call, how long each layer takes besides.
+
+        Layers are timed one by one, on one thread and as the stages run them, even where PyTorch's dense operators are
+        faster for the whole model.
+        """
         dense = [batch for batch, faster in self.prefers_dense.items() if faster]
-        return report_on(self._stages, dense, self._threads)
+        times = self._times(self._plan.call.in_order(inputs, named)) if inputs or named else []
+        return report_on(self._stages, dense, self._threads, times)
+
+    def _times(self, inputs: tuple[Tensor, ...]) -> list[LayerTime]:
+        self._check(inputs)
+        if not inputs[0].shape[0]:
+            raise InvalidValue("A batch of no examples takes no time. Give a batch as it will come.")
+        found: list[LayerTime] = []
+        with torch.no_grad():
+            values = self._values(tuple(x.clone() for x in inputs))
+            for stage in self._stages:
+                found += times_of(stage, self._plan.shapes, values, inputs[0].shape[0], self._threads)
+        return found
 
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
-        names, shown = self._captured.inputs, self._captured.call.names
-        for number, (name, x) in enumerate(zip(names, inputs, strict=True)):
-            if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != self._captured.dtypes[name]:
-                raise InvalidType(f"{shown[number]} must be a {self._captured.dtypes[name]} tensor on the CPU.")
-            wanted = self._captured.shape(name, inputs[0].shape[0] if inputs[0].ndim else 0)
+        plan, shown = self._plan, self._plan.call.names
+        for number, (name, x) in enumerate(zip(plan.inputs, inputs, strict=True)):
+            if not isinstance(x, Tensor) or not x.is_cpu or x.dtype != plan.dtypes[name]:
+                raise InvalidType(f"{shown[number]} must be a {plan.dtypes[name]} tensor on the CPU.")
+            wanted = plan.shapes.of(name, inputs[0].shape[0] if inputs[0].ndim else 0)
             if x.shape != wanted:
-                same = ", the same for all inputs" if len(names) > 1 else ""
+                same = ", the same for all inputs" if len(inputs) > 1 else ""
                 raise InvalidValue(
                     f"{shown[number]} has shape {tuple(x.shape)}; "
                     f"the engine was compiled for {wanted}, any batch{same}."
                 )
 
-    def _constants(self) -> dict[str, Any]:
-        """Return a copy of what operations read by name: few, as convolutions and linear layers hold their weights."""
-        named = {name for operation in self._operations for name in operation.reads} | set(self._names)
-        named |= {name for stage in self._stages for name in stage.chain.inputs}
-        constants = self._captured.constants
-        return {
-            name: constants[name].detach().clone() if isinstance(constants[name], Tensor) else constants[name]
-            for name in constants
-            if name in named
-        }
-
     def _values(self, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-        return {**self._read, **dict(zip(self._captured.inputs, inputs, strict=True))}
+        return {**self._plan.constants, **dict(zip(self._plan.inputs, inputs, strict=True))}
 
     def _sparsely(self, inputs: tuple[Tensor, ...]) -> Any:
         values = self._values(inputs)
@@ -157,15 +199,16 @@ class Engine:
         return self._result(values)
 
     def _result(self, values: dict[str, Any]) -> Any:
-        if isinstance(self._captured.outputs, ValueName):
-            return values[self._captured.outputs.text]
+        if isinstance(self._plan.outputs, ValueName):
+            return values[self._plan.outputs.text]
         return torch.utils._pytree.tree_map(
-            lambda leaf: values[leaf.text] if isinstance(leaf, ValueName) else leaf, self._captured.outputs
+            lambda leaf: values[leaf.text] if isinstance(leaf, ValueName) else leaf, self._plan.outputs
         )
 
     def is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
         """Try both ways on a batch of this size, in turn: often if calls are short, else until it is clear."""
         times: dict[bool, list[float]] = {False: [], True: []}
+        self._sparsely(tuple(x.clone() for x in inputs))  # makes and tunes what it needs
         if self._threads > 1 and any(isinstance(stage, TorchBetween) for stage in self._stages):
             for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
                 self._sparsely(tuple(x.clone() for x in inputs))
@@ -176,9 +219,12 @@ class Engine:
                 began = time.perf_counter()
                 run(mine)
                 times[dense].append(time.perf_counter() - began)
-            if len(times[True]) > 2 and _is_clear(times[False][1:], times[True][1:]):
+            # The first calls do not count, unless they are long beside what PyTorch does once for new sizes.
+            first = 0 if self._has_timed and times[True][0] > _LONG else 1
+            if _is_clear(times[False][first:], times[True][first:]):
                 break
-        return statistics.median(times[True][1:]) < statistics.median(times[False][1:])
+        self._has_timed = True
+        return statistics.median(times[True][first:]) < statistics.median(times[False][first:])
 
 
 def _is_finite(x: Tensor) -> bool:
@@ -205,18 +251,41 @@ def _rounds(times: list[float]) -> int:
 
 
 def _is_clear(sparsely: list[float], densely: list[float]) -> bool:
-    """Whether one of two is far faster, every time.
+    """Whether one of two is far faster, every time; of short times two each are the least that shows it.
 
-    >>> _is_clear([1.0, 1.0], [5.0, 6.0]), _is_clear([1.0, 1.0], [5.0, 1.5])
-    (True, False)
+    >>> _is_clear([1.0, 1.0], [5.0, 6.0]), _is_clear([1.0, 1.0], [5.0, 1.5]), _is_clear([0.1], [0.3]), _is_clear([], [])
+    (True, False, False, False)
     """
+    if len(sparsely) < (1 if max(sparsely + densely, default=0.0) > _LONG else 2):
+        return False
     return max(sparsely) * _CLEAR < min(densely) or max(densely) * _CLEAR < min(sparsely)
 
 
-def _each_name(outputs: Any, call: Callable[[str], None]) -> None:
-    for leaf in torch.utils._pytree.tree_leaves(outputs):
-        if isinstance(leaf, ValueName):
-            call(leaf.text)
+def _each_stage(stages: Iterable[Stage]) -> Iterator[Stage]:
+    """Yield all stages, in the order of :meth:`EnginePlan.each_stage`."""
+    for stage in stages:
+        yield stage
+        yield from stage.stages_apart if isinstance(stage, EncoderStage) else ()
+
+
+def planned(captured: CapturedModel) -> EnginePlan:
+    """Divide a captured model into stages."""
+    names = [leaf.text for leaf in torch.utils._pytree.tree_leaves(captured.outputs) if isinstance(leaf, ValueName)]
+    folded: Folded = {}
+    whole = fused(captured.operations, names, folded=folded)
+    stages = partitioned(in_lanes(captured, names, folded), captured, names)
+    read = {name for operation in whole for name in operation.reads} | set(names)
+    read |= {name for stage in stages for name in stage.chain.inputs}
+    constants = {
+        name: value.detach().clone() if isinstance(value, Tensor) else value  # few: layers hold their weights
+        for name, value in captured.constants.items()
+        if name in read
+    }
+    dtypes = {name: captured.dtypes[name] for name in captured.inputs}
+    shapes = ShapeTable(captured.shapes)
+    return EnginePlan(
+        captured.inputs, dtypes, captured.call, captured.outputs, names, shapes, constants, whole, stages, Tuner()
+    )
 
 
 def compile(
@@ -240,10 +309,7 @@ def compile(
     >>> torch.allclose(engine(x), model(x), atol=1e-5)
     True
     """
-    if not bindings.available():
-        raise InvalidUse(
-            "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
-        )
+    _check_built()
     if not isinstance(model, nn.Module):
         raise InvalidType(f"compile takes a torch.nn.Module, not {type(model).__name__}.")
     number = _checked(threads)
@@ -253,12 +319,41 @@ def compile(
     model.eval()
     try:
         with torch.no_grad():
-            engine = Engine(capture(model, example), number)
+            engine = Engine(planned(capture(model, example)), number)
     finally:
         for module, training in modes.items():
             module.training = training
     engine(*example.args, **example.named)
     return engine
+
+
+def load_engine(path: str | os.PathLike[str], threads: int | None = None) -> Engine:
+    """Read an engine that :meth:`Engine.save` wrote, ready to be called.
+
+    Args:
+        path: the file. It is checked before anything is made of it, and nothing in it is run but operators of a closed
+            list: BadFile is raised where it is damaged or forged.
+        threads: how many threads a call may use; by default as many as torch uses if the file was tuned for that
+            number, and else as many as the engine had that was saved.
+
+    Results are bit for bit those of the saved engine, for the batch sizes it had been called with. Another batch size
+    or number of threads is measured at its first call, as it is with :func:`compile`; so is everything, with a warning,
+    where the file was tuned on another processor or by another version of pareback.
+    """
+    _check_built()
+    if threads is not None:
+        _checked(threads)
+    with one_torch_thread():  # its threads wait for one another longer than these small pieces take
+        plan, before = read_plan(Path(path))
+    wanted = _checked(threads)
+    return Engine(plan, wanted if threads is not None or wanted in plan.chosen else before)
+
+
+def _check_built() -> None:
+    if not bindings.available():
+        raise InvalidUse(
+            "The engine was not built, as no C++ compiler was found. Install g++ or clang++ and install pareback again."
+        )
 
 
 def _checked(threads: Any) -> int:

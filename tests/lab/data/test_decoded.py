@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from torchvision.transforms.v2 import functional as F
 from pareback.errors import InvalidValue
 from pareback.lab.data.decoded import Boxes, DecodedFolder, Photographs
 from pareback.lab.data.folder import Folder
-from pareback.lab.data.sources import open_source
-from pareback.lab.recipe import DataRecipe
+from pareback.lab.data.sources import open_source, skipped, val_size
+from pareback.lab.recipe import DataRecipe, Recipe
+from pareback.lab.recipe.checks import check
+from pareback.lab.recipe.reading import override
 
 CPU = torch.device("cpu")
 
@@ -129,5 +133,38 @@ def test_large_photographs_are_kept_smaller(tmp_path: Path) -> None:
 def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     write_tree(tmp_path)
     (tmp_path / "val" / "dog" / "1.png").write_bytes(b"no image")
-    with pytest.raises(InvalidValue, match=r"dog/1\.png cannot be read as an image"):
+    with pytest.raises(InvalidValue, match=r"1 of 18 images .* cannot be read: 'val/dog/1\.png' \("):
         opened(tmp_path)
+
+
+def test_images_are_held_out_of_it_as_of_the_tree_itself(tree: Path) -> None:
+    """The same ones, whichever way they are read; a tree without test images has none."""
+    recipe = DataRecipe("folder", str(tree), image_size=12, batch_size=4, workers=0, val_share=0.34, augment=False)
+    files, memory = (open_source(replace(recipe, memory=memory), CPU) for memory in (False, True))
+    assert isinstance(files, Folder)
+    assert isinstance(memory, DecodedFolder)
+    assert (memory.size, val_size(memory), memory.test_size) == (8, 4, 6)
+    assert memory.fingerprint == files.fingerprint
+    (x, y), (wanted, labels) = (joined(source.val_batches(batch=3)) for source in (memory, files))
+    assert torch.equal(y, labels)
+    apart = (x[:, None] - wanted[None]).square().mean((2, 3, 4))  # scaled by another filter, but nearest to itself
+    assert apart.argmin(1).tolist() == [0, 1, 2, 3]
+    others = joined(memory.batches(0, batch=8, seed=0))[0]
+    assert not any(torch.equal(one, other) for one in x for other in others)
+
+
+def test_a_tree_without_test_images_and_with_corrupt_ones_is_read(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree")
+    shutil.rmtree(tree / "val")
+    (tree / "train" / "cat" / "0.png").write_bytes(b"")
+    recipe = DataRecipe("folder", str(tree), image_size=12, batch_size=4, memory=True, val_share=0.34, corrupt="skip")
+    source = open_source(recipe, CPU)
+    assert (source.size, val_size(source), source.test_size) == (7, 4, 0)
+    assert skipped(source) == ("train/cat/0.png",)
+    assert list(source.test_batches(batch=4)) == []
+
+
+def test_randaugment_is_for_images_that_are_read_each_time() -> None:
+    recipe = override(Recipe(), {"data.kind": "folder", "data.memory": True, "data.randaugment": 9})
+    with pytest.raises(ValueError, match=r"with data.memory=true each is read once. Write data.memory=false, or drop"):
+        check(recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,55 @@ def test_gray_and_transparent_images_are_read_in_colour(tmp_path: Path) -> None:
             Image.new(mode, (9, 9)).save(tmp_path / part / "only" / f"{mode}.png")
     x, _ = joined(opened(tmp_path).test_batches(batch=3))
     assert x.shape == (3, 3, 7, 7)
+
+
+# ---------------------------------------------------------------- images that are held out
+
+
+def held_out(path: Path, share: float = 0.34) -> Folder:
+    return Folder(path, image_size=7, workers=0, augment=False, val_share=share)
+
+
+def test_a_share_of_every_class_is_held_out_of_the_training_images(tree: Path) -> None:
+    """Two of six cats and two of six dogs; with what is left they are the training images, each once."""
+    source = held_out(tree)
+    assert (source.size, source.val_size, source.test_size) == (8, 4, 6)
+    x, y = joined(source.val_batches(batch=3))
+    assert y.tolist() == [0, 0, 1, 1]
+    left, labels = joined(source.batches(0, batch=4, seed=0))
+    whole, _ = joined(opened(tree, augment=False).batches(0, batch=4, seed=0))
+    assert torch.bincount(labels).tolist() == [4, 4]
+    assert sorted(map(float, torch.cat([x, left]).sum((1, 2, 3)))) == sorted(map(float, whole.sum((1, 2, 3))))
+    assert torch.equal(joined(source.test_batches(batch=6))[0], joined(opened(tree).test_batches(batch=6))[0])
+
+
+def test_names_alone_decide_which_are_held_out(tree: Path, tmp_path: Path) -> None:
+    """The same tree elsewhere holds out the same images, and another image more leaves most of them where they are."""
+    moved = Path(shutil.copytree(tree, tmp_path / "moved"))
+    assert torch.equal(*(joined(held_out(path).val_batches(batch=4))[0] for path in (tree, moved)))
+    assert held_out(tree).fingerprint == held_out(moved).fingerprint != opened(tree).fingerprint
+    before = {Path(name).relative_to(moved) for name, _ in held_out(moved)._val}
+    shutil.copy(moved / "train" / "cat" / "0.png", moved / "train" / "cat" / "new.png")
+    after = {Path(name).relative_to(moved) for name, _ in held_out(moved)._val}
+    assert len(before & after) >= 3
+
+
+def test_a_tree_without_test_images_needs_a_share(tmp_path: Path) -> None:
+    """With one it is opened, and has none to test with; without, it is said what to write."""
+    shutil.rmtree(write_tree(tmp_path) / "val")
+    source = held_out(tmp_path)
+    assert (source.size, source.val_size, source.test_size) == (8, 4, 0)
+    assert list(source.test_batches(batch=4)) == []
+    with pytest.raises(
+        FileNotFoundError, match=r"no folder .*val with .*: write data\.val_share=0\.1 to hold out a te"
+    ):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_a_share_that_leaves_nothing_is_refused(tree: Path, share: float) -> None:
+    with pytest.raises(ValueError, match=rf"data\.val_share={share} of 12 training images holds out (0|12): write a s"):
+        held_out(tree, share)
 
 
 # ---------------------------------------------------------------- what can be wrong

@@ -13,7 +13,7 @@ from tiny_images import arrays, write_npz, write_tree
 
 from pareback.lab.data import builtin as cifar
 from pareback.lab.data import sources
-from pareback.lab.data.sources import open_source, steps_per_epoch
+from pareback.lab.data.sources import open_source, steps_per_epoch, val_size
 from pareback.lab.recipe.schema import DataRecipe
 
 CPU = torch.device("cpu")
@@ -58,13 +58,15 @@ def test_cifar_is_opened_with_the_recipe_s_options(kind: str, monkeypatch: pytes
     assert asked == [kind, "somewhere", CPU, False, True, 0.2]
 
 
-def test_images_are_held_out_of_sets_in_memory_alone(tmp_path: Path) -> None:
-    """A folder has a part for it already."""
+def test_images_are_held_out_of_any_set(tmp_path: Path) -> None:
+    """Of sets in memory they take the place of the test images; a folder has both."""
     recipe = DataRecipe("npz", str(write_npz(tmp_path / "a.npz")), batch_size=4, val_share=0.25)
     held = [open_source(one, CPU) for one in (recipe, DataRecipe(val_share=0.1))]
     assert [(source.size, source.test_size) for source in held] == [(15, 5), (1212, 135)]
-    with pytest.raises(ValueError, match="val_share is not for data.kind=folder: move images from train/ to val/"):
-        open_source(DataRecipe("folder", str(tmp_path), val_share=0.1), CPU)
+    assert [val_size(source) for source in held] == [0, 0]
+    tree = DataRecipe("folder", str(write_tree(tmp_path / "tree")), batch_size=4, workers=0, val_share=0.34)
+    source = open_source(tree, CPU)
+    assert (source.size, val_size(source), source.test_size) == (8, 4, 6)
 
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ BUDGET = {"goal.kind": "budget", "goal.sparsity": 0.9}
             {"goal.kind": "rigl", "goal.sparsity": 0.9, "goal.ramp": 0.5},
             "goal.ramp=0.5 has no effect with goal.kind=ri",
         ),
-        ({"data.kind": "folder", "data.val_share": 0.1}, "data.val_share=0.1 has no effect with data.kind=folder."),
         ({"optimizer.strength": 5.0}, "optimizer.strength=5.0 has no effect with optimizer.kind=sgd."),
         ({"goal.weight": 5.0}, "goal.weight=5.0 has no effect with goal.kind=dense."),
         (
@@ -72,6 +71,7 @@ def test_what_nothing_reads_is_refused(changes: dict[str, Any], message: str) ->
         {**BUDGET, "goal.ramp": 0.2, "goal.shrink": "hard"},
         {"goal.kind": "feather", "goal.sparsity": 0.9, "goal.ramp": 0.2, "goal.straight_through": 0.5},
         {"data.val_share": 0.1},
+        {"data.kind": "folder", "data.path": "a", "data.val_share": 0.1},
         {**BUDGET, "goal.enforce": "squared", "goal.weight": 5.0, "goal.average": "mean"},
         {"goal.kind": "unconstrained", "goal.weight": 5.0, "goal.cost": "flops"},
         {"schedule.kind": "step", "schedule.every": 5, "schedule.factor": 0.5},

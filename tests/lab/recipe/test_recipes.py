@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,16 @@ def test_it_parses_and_builds_its_goal_and_model(path: Path) -> None:
     recipe = read(path)
     check(recipe)
     assert (goal_of(recipe.goal) is None) == (recipe.goal.kind == "dense")
+    photographs, plain = recipe.data.kind == "folder", replace(recipe.model, pretrained=None)
     with torch.device("meta"):  # shapes without memory
-        model = build(recipe.model, 100, (3, 32, 32))
-    assert sum(p.numel() for p in model.parameters()) == (1_671_832 if recipe.name == "thin" else 11_012_036)
-    about, command = path.read_text(encoding="utf-8").splitlines()[:2]
-    assert about.startswith("# ")
+        model = build(plain, 1000, (3, 64, 64)) if photographs else build(plain, 100, (3, 32, 32))
+    sizes = {"torchvision/alexnet": 61_100_840, "torchvision/resnet50": 25_557_032, "wrn": 11_012_036}
+    size = 1_671_832 if recipe.name == "thin" else sizes[recipe.model.name]
+    assert sum(p.numel() for p in model.parameters()) == size
+    about = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    assert not about[0].startswith("#   ")
     run = "reproduce curves" if recipe.name == "curve" else f"train recipes/paper/{path.name}"
-    assert command == f"#   pareback {run} --data.path cifar100.npz"
+    assert f"#   pareback {run} --data.path {recipe.data.path}" in about
     assert recipe.name == path.stem
 
 

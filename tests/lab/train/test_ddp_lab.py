@@ -13,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from tiny_images import write_tree
 
+from pareback.lab.evaluation import evaluate_run
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe
 from pareback.lab.train.distributed import team
@@ -126,3 +128,42 @@ def test_a_batch_that_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="is one GPU for 2 processes."), team("cuda:0"):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+def test_two_processes_share_photographs_and_batch_norms(tmp_path: Path) -> None:
+    """Images held out, batches in parts, statistics estimated anew: what is written does what both said it does.
+
+    The loss of one process with the file is that of two with their parts of the images, so both had its statistics.
+    """
+    tree, out = write_tree(tmp_path / "tree", train=20, test=5), tmp_path / "run"
+    changes = {
+        "data.kind": "folder",
+        "data.path": tree,
+        "data.image_size": 8,
+        "data.workers": 0,
+        "data.batch_size": 8,
+        "data.val_share": 0.2,
+        "model.name": "conv",
+        "goal.kind": "budget",
+        "goal.sparsity": 0.9,
+        "train.epochs": 2,
+        "train.accumulate": 2,
+        "train.mixup": 0.2,
+        "train.recalibrate": "always",
+        "train.device": "cpu",
+    }
+    done = torchrun(tmp_path, "--out", str(out), *overrides(changes))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((out / "result.json").read_text())
+    assert result["pruned_nonzeros"] == result["pruned_weights"] // 10
+    assert result["recalibration"]["norms"] == 3
+    for which, said in (("last", result), ("best", result["best"])):
+        found = evaluate_run(out, which=which)  # type: ignore[arg-type]
+        assert found.count == 10
+        assert found.accuracy == pytest.approx(said["test_accuracy"])
+        assert found.loss == pytest.approx(said["test_loss"], rel=1e-5)
+    (tree / "train" / "cat" / "cut.png").write_bytes(b"")
+    refused = torchrun(tmp_path, "--out", str(tmp_path / "other"), *overrides(changes))
+    assert refused.stderr.count("1 of 51 images of") == 1

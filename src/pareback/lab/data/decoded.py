@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..optional import optional
+from .batching import shares_of_test
 from .in_memory import OnDevice
 
 #: What a random crop may be, as torchvision draws it: shares of the image's area, and widths over heights.
@@ -21,6 +22,8 @@ _TRIES = 10
 _LARGEST = 1.5
 #: The share of the shorter side that is tested: 224 of 256, as is usual.
 CENTRE = 0.875
+
+Sample = tuple[str, int]
 
 
 class Boxes(NamedTuple):
@@ -46,11 +49,12 @@ class Photographs:
     def __init__(self, images: Sequence[Tensor], device: torch.device, side: int, augment: bool = True) -> None:
         """Take images as uint8 in HWC; ``side`` is that of the crops."""
         self.heights, self.widths = (
-            torch.tensor([image.shape[axis] for image in images], device=device) for axis in (0, 1)
+            torch.tensor([image.shape[axis] for image in images], dtype=torch.int64, device=device) for axis in (0, 1)
         )
         sizes = self.heights * self.widths
         self._starts = sizes.cumsum(0) - sizes
-        self._pixels = torch.cat([image.reshape(-1, image.shape[2]) for image in images]).to(device)
+        none = torch.empty(0, 3, dtype=torch.uint8)
+        self._pixels = torch.cat([none, *(image.reshape(-1, image.shape[2]) for image in images)]).to(device)
         self._side, self._augment = side, augment
 
     def centres(self, images: Tensor) -> Boxes:
@@ -113,8 +117,7 @@ class DecodedFolder(OnDevice):
 
     def __init__(
         self,
-        train: Sequence[tuple[str, int]],
-        test: Sequence[tuple[str, int]],
+        parts: tuple[Sequence[Sample], Sequence[Sample], Sequence[Sample]],
         classes: Sequence[str],
         statistics: tuple[Sequence[float], Sequence[float]],
         identity: str,
@@ -124,25 +127,47 @@ class DecodedFolder(OnDevice):
         image_size: int,
         augment: bool,
         workers: int,
+        skipped: tuple[str, ...] = (),
     ) -> None:
-        """Let every image of both parts, given with their labels, be read by as many threads as there are workers."""
+        """Let as many threads as there are workers read every image to train on, to choose by and to test with.
 
-        def pixels(sample: tuple[str, int]) -> Tensor:
+        Each is given with its label; ``skipped`` are the names of images that were left out.
+        """
+
+        def pixels(sample: Sample) -> Tensor:
             return _pixels(read(sample[0]), image_size)
 
         with ThreadPoolExecutor(max(1, workers)) as readers:
-            train_x, test_x = (list(readers.map(pixels, part)) for part in (train, test))
-        tested = Photographs(test_x, device, image_size)
-        parts = torch.arange(len(test), device=device).split(256)
-        labels = tuple(torch.tensor([label for _, label in part], device=device) for part in (train, test))
+            train_x, val_x, test_x = (list(readers.map(pixels, part)) for part in parts)
+        train_y, val_y, test_y = (
+            torch.tensor([label for _, label in part], dtype=torch.int64, device=device) for part in parts
+        )
         super().__init__(
             Photographs(train_x, device, image_size, augment),
-            torch.cat([tested.cut(part, tested.centres(part)) for part in parts]),
-            (labels[0], labels[1]),
+            _centres(test_x, device, image_size),
+            (train_y, test_y),
             classes,
             statistics,
             identity,
         )
+        self.skipped = skipped
+        self.val_size = len(val_x)
+        self._val_x, self._val_y = _centres(val_x, device, image_size), val_y
+
+    def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the training images that were held out in batches, as the test images are."""
+        shares = shares_of_test(self.val_size, batch, rank, world)
+        parts = (slice(share.start, share.stop) for share in shares)
+        return ((self._normalised(self._val_x[part]), self._val_y[part]) for part in parts)
+
+
+def _centres(images: Sequence[Tensor], device: torch.device, side: int) -> Tensor:
+    """Return the middle of every image, as NCHW."""
+    if not images:
+        return torch.empty(0, 3, side, side, dtype=torch.uint8, device=device)
+    photographs = Photographs(images, device, side)
+    parts = torch.arange(len(images), device=device).split(256)
+    return torch.cat([photographs.cut(part, photographs.centres(part)) for part in parts])
 
 
 def _pixels(image: Any, side: int) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,37 +20,41 @@ from ..optional import optional
 from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .decoded import DecodedFolder
+from .readable import read_image, reason, unreadable
 from .sources import fingerprint
 
 #: ImageNet's, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Sample = tuple[str, int]
+#: What becomes of images that cannot be read: see DataRecipe.
+Corrupt = Literal["stop", "skip", "later"]
 
 
 def opened(recipe: DataRecipe, device: torch.device) -> Folder | DecodedFolder:
     """Open what a recipe asks for."""
     assert recipe.path is not None  # as its kind says
-    found = Folder(recipe.path, device, recipe.image_size, recipe.workers, recipe.augment)
+    found = Folder(
+        recipe.path,
+        device,
+        recipe.image_size,
+        recipe.workers,
+        recipe.augment,
+        val_share=recipe.val_share,
+        corrupt=recipe.corrupt,
+        randaugment=recipe.randaugment,
+    )
     return found.decoded() if recipe.memory else found
 
 
-class Folder:
-    """The images of ``path/train`` and ``path/val``, each with one folder per class.
+class _Reader:
+    """Crops of a side, of images that are read by several processes, on a device."""
 
-    Training takes a random part of the image, scaled to ``image_size``, and mirrors half of them; the test takes the
-    centre. What is drawn depends on seed, epoch and image alone, not on who reads it.
-    """
+    #: The images that are left out because they cannot be read, by their names in the tree.
+    skipped: tuple[str, ...] = ()
 
     def __init__(
-        self,
-        path: str | Path,
-        device: torch.device | str = "cpu",
-        image_size: int = 224,
-        workers: int = 4,
-        augment: bool = True,
-        mean: Sequence[float] = MEAN,
-        std: Sequence[float] = STD,
+        self, device: torch.device | str, image_size: int, workers: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         if image_size < 1:
             raise InvalidValue(f"data.image_size={image_size} must be at least 1: write the crops' side, such as 224.")
@@ -57,49 +62,35 @@ class Folder:
             raise InvalidValue(
                 f"data.workers={workers} must be at least 0, which reads in the training process itself."
             )
-        path = expanded(path)
-        self.classes, self._train = _samples(path / "train")
-        test_classes, self._test = _samples(path / "val")
-        _check_same_classes(path, self.classes, test_classes)
-        self.size, self.test_size = len(self._train), len(self._test)
-        self.labels = len(self.classes)  # none is without images
-        # By names alone: reading ImageNet would take longer than many a training.
-        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in (*self._train, *self._test)))
         self.shape = (3, image_size, image_size)
         self.mean, self.std = (tuple(255.0 * value for value in values) for values in (mean, std))
         self._mean, self._std = (torch.tensor(s, device=device).view(-1, 1, 1) for s in (self.mean, self.std))
-        self._augment, self._device = augment, torch.device(device)
+        self._device = torch.device(device)
         # More than the processors only wait for each other, and DataLoader warns about them.
         self._workers = min(workers, _processors())
 
-    def batches(
-        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
-        check_batch(self.size, batch, rank, world)
-        epoch_seed = derived_seed(seed, epoch)
-        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
-        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None)
-        return self._load(images, rank_part(order, batch, rank, world).tolist())
+    def _centres(self, samples: list[Sample], batch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        shares = shares_of_test(len(samples), batch, rank, world)
+        return self._load(_Images(samples, self.shape[1], None), [list(share) for share in shares])
 
-    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the test images in batches, each image once over all processes."""
-        shares = shares_of_test(self.test_size, batch, rank, world)
-        return self._load(_Images(self._test, self.shape[1], None), [list(share) for share in shares])
-
-    def decoded(self) -> DecodedFolder:
-        """Return the same images, read now and kept on the device, where they are cropped."""
+    def _decoded(
+        self,
+        parts: tuple[list[Sample], list[Sample], list[Sample]],
+        classes: tuple[str, ...],
+        identity: str,
+        augment: bool = False,
+    ) -> DecodedFolder:
         return DecodedFolder(
-            self._train,
-            self._test,
-            self.classes,
+            parts,
+            classes,
             (self.mean, self.std),
-            self.fingerprint,
+            identity,
             self._device,
             read=_read_or_refuse,
             image_size=self.shape[1],
-            augment=self._augment,
+            augment=augment,
             workers=self._workers,
+            skipped=self.skipped,
         )
 
     def _load(self, images: _Images, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -120,6 +111,119 @@ class Folder:
             yield x.float().sub_(self._mean).div_(self._std), y
 
 
+class Folder(_Reader):
+    """The images of ``path/train`` and ``path/val``, each with one folder per class.
+
+    Training takes a random part of the image, scaled to ``image_size``, mirrors half of them, and makes two more
+    changes of the magnitude ``randaugment``; the test takes the centre. What is drawn depends on seed, epoch and image
+    alone, not on who reads it. ``val_share`` of the training images is held out to choose by; then ``path/val``, the
+    test images, may be missing. ``corrupt`` says whether images that cannot be read are looked for now, and then
+    refused or left out, or later, when they are read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        device: torch.device | str = "cpu",
+        image_size: int = 224,
+        workers: int = 4,
+        augment: bool = True,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+        val_share: float = 0.0,
+        corrupt: Corrupt = "later",
+        randaugment: int = 0,
+    ) -> None:
+        super().__init__(device, image_size, workers, mean, std)
+        path = expanded(path)
+        self.classes, self._train = _samples(path / "train")
+        self._test = _test_samples(path, self.classes, bool(val_share))
+        left, self.skipped = _readable(path, [*self._train, *self._test], corrupt)
+        if self.skipped:
+            kept = set(left)
+            self._train, self._test = ([s for s in part if s in kept] for part in (self._train, self._test))
+            _check_none_is_empty(path / "train", self.classes, self._train)
+        self._val: list[Sample] = []
+        if val_share:
+            self._train, self._val = held_out_of_classes(self._train, path, val_share)
+        self.size, self.val_size, self.test_size = len(self._train), len(self._val), len(self._test)
+        self.labels = len(self.classes)  # none is without images
+        # By names alone: reading ImageNet would take longer than many a training.
+        images = (*self._train, *self._val, *self._test)
+        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in images))
+        self._augment, self._magnitude = augment, randaugment if augment else 0
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return an epoch's training batches, a process's part of each, in an order and with crops drawn anew."""
+        check_batch(self.size, batch, rank, world)
+        epoch_seed = derived_seed(seed, epoch)
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(epoch_seed))
+        images = _Images(self._train, self.shape[1], epoch_seed if self._augment else None, self._magnitude)
+        return self._load(images, rank_part(order, batch, rank, world).tolist())
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the test images in batches, each image once over all processes."""
+        return self._centres(self._test, batch, rank, world)
+
+    def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the training images that were held out in batches, as the test images are."""
+        return self._centres(self._val, batch, rank, world)
+
+    def decoded(self) -> DecodedFolder:
+        """Return the same images, read now and kept on the device, where they are cropped."""
+        return self._decoded((self._train, self._val, self._test), self.classes, self.fingerprint, self._augment)
+
+
+class EvaluationFolder(_Reader):
+    """Images to measure a network on, of classes that are given: those of ``path/val``, ``path/test`` or ``path``.
+
+    Each has one folder per class; not every class needs one. There are none to train on.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        classes: tuple[str, ...],
+        device: torch.device | str = "cpu",
+        image_size: int = 224,
+        workers: int = 4,
+        corrupt: Corrupt = "later",
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+    ) -> None:
+        super().__init__(device, image_size, workers, mean, std)
+        path = expanded(path)
+        inner = next((path / name for name in ("val", "test") if (path / name).is_dir()), path)
+        found, samples = _samples(inner)
+        odd = [name for name in found if name not in classes]
+        if odd:
+            raise InvalidValue(
+                f"{inner} has folders that are no classes of the run: {listed(odd)}. Its classes are {listed(classes)}."
+            )
+        own = {label: classes.index(name) for label, name in enumerate(found)}
+        samples = [(image, own[label]) for image, label in samples]
+        self.classes = classes
+        self._test, self.skipped = _readable(path, samples, corrupt)
+        self.size, self.labels, self.test_size = 0, len(found), len(self._test)
+        self.fingerprint = ""  # another set than a run's own, whatever it is
+
+    def batches(
+        self, epoch: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Refuse an epoch's batches: there are no images to train on."""
+        raise InvalidValue("These images are to measure on, not to train on.")
+
+    def test_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the images in batches, each image once over all processes."""
+        return self._centres(self._test, batch, rank, world)
+
+    def decoded(self) -> DecodedFolder:
+        """Return the same images as a run with ``data.memory`` sees them."""
+        return self._decoded(([], [], self._test), self.classes, self.fingerprint)
+
+
 @dataclass(frozen=True)
 class _Unreadable:
     """An image that cannot be read. What a reading process raises comes back with its traceback, this as it is."""
@@ -137,13 +241,14 @@ def _collated(items: list[_Item]) -> Any:
 class _Images(Dataset[_Item]):
     """Reads single images, cropped at random from a seed of each image's own, or at the centre without one."""
 
-    def __init__(self, samples: list[Sample], side: int, seed: int | None) -> None:
+    def __init__(self, samples: list[Sample], side: int, seed: int | None, magnitude: int = 0) -> None:
         transforms = optional("torchvision.transforms.v2")
         if seed is None:
             # 256 for 224, as is usual
             steps = [transforms.Resize(round(side / 0.875)), transforms.CenterCrop(side)]
         else:
             steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+            steps += [transforms.RandAugment(magnitude=magnitude)] if magnitude else []
         self._samples, self._seed = samples, seed
         self._crop: Any = transforms.Compose([*steps, transforms.PILToTensor()])
 
@@ -165,12 +270,79 @@ def _processors() -> int:
 
 
 def _read(path: str) -> Any:
-    pillow = optional("PIL.Image")
     try:
-        with pillow.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        return _Unreadable(f"{path} cannot be read as an image ({error}): replace or remove it.")
+        return read_image(path)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files make Pillow raise nearly anything
+        return _Unreadable(f"{path} cannot be read as an image ({reason(error, path)}): replace or remove it.")
+
+
+def _readable(path: Path, samples: list[Sample], corrupt: Corrupt) -> tuple[list[Sample], tuple[str, ...]]:
+    """Return the images that can be read, and the names of the others; or refuse those; or do not look."""
+    found = {} if corrupt == "later" else unreadable(path, [image for image, _ in samples], _processors())
+    if not found:
+        return samples, ()
+    names = {image: Path(image).relative_to(path).as_posix() for image in found}
+    if corrupt == "stop":
+        shown = ", ".join(f"{name!r} ({found[image]})" for image, name in list(names.items())[:5])
+        more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
+        raise InvalidValue(
+            f"{len(found):,} of {len(samples):,} images of {path} cannot be read: {shown}{more}. Replace or remove "
+            "them, or write data.corrupt=skip to leave them out."
+        )
+    return [sample for sample in samples if sample[0] not in found], tuple(names.values())
+
+
+def _check_none_is_empty(path: Path, classes: tuple[str, ...], samples: list[Sample]) -> None:
+    empty = sorted(set(range(len(classes))) - {label for _, label in samples})
+    if empty:
+        raise InvalidValue(
+            f"{path} has no image that can be read for {listed(classes[label] for label in empty)}: fill or remove "
+            "these folders in train/ and in val/."
+        )
+
+
+def _test_samples(path: Path, classes: tuple[str, ...], held_out: bool) -> list[Sample]:
+    """Return the test images; there need be none where others are held out to choose by."""
+    if not (path / "val").is_dir():
+        if held_out:
+            return []
+        raise MissingFile(
+            f"There is no folder {path / 'val'} with one folder per class in it: write data.val_share=0.1 to hold out "
+            "a tenth of the training images, or data.path as the folder that holds train/ and val/."
+        )
+    own, samples = _samples(path / "val")
+    _check_same_classes(path, classes, own)
+    return samples
+
+
+def held_out_of_classes(samples: list[Sample], root: Path, share: float) -> tuple[list[Sample], list[Sample]]:
+    """Divide images into those to train on and a share of every class to choose by.
+
+    Names alone decide, whatever the seed of a run, so that runs are compared on the same images, and one that is added
+    moves few others.
+
+    >>> left, held = held_out_of_classes([(f"/t/a/{n}.png", 0) for n in range(10)], Path("/t"), 0.2)
+    >>> len(left), len(held), [Path(name).stem for name, _ in held]
+    (8, 2, ['2', '7'])
+    """
+    of_class: dict[int, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: _drawn(Path(sample[0]).relative_to(root).as_posix())):
+        of_class.setdefault(sample[1], []).append(sample)
+    held = {sample for found in of_class.values() for sample in found[: round(share * len(found))]}
+    left = [sample for sample in samples if sample not in held]
+    if not held or len({label for _, label in left}) < len(of_class):
+        raise InvalidValue(
+            f"data.val_share={share!r} of {len(samples)} training images holds out {len(held)}: write a share that "
+            "leaves images of every class to train on and some to choose by, such as 0.1."
+        )
+    return left, [sample for sample in samples if sample in held]
+
+
+def _drawn(name: str) -> bytes:
+    """Return what puts names in an order that has nothing to do with what they say."""
+    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
 
 
 def _read_or_refuse(path: str) -> Any:

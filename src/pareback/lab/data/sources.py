@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -76,6 +76,33 @@ class Source(Protocol):
         """Return the test images in batches of at most ``batch // world``, each image once over the ranks."""
 
 
+@runtime_checkable
+class HoldsOut(Source, Protocol):
+    """A source that holds out training images to choose by, beside its test images, of which there may be none."""
+
+    @property
+    def val_size(self) -> int:
+        """Images that are held out."""
+
+    def val_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return them as ``test_batches`` does the test images."""
+
+
+def val_size(source: Source) -> int:
+    """Return how many training images are held out beside the test images.
+
+    >>> val_size(open_source(DataRecipe(), torch.device("cpu")))
+    0
+    """
+    return source.val_size if isinstance(source, HoldsOut) else 0
+
+
+def skipped(source: Source) -> tuple[str, ...]:
+    """Return the names of images that were left out because they cannot be read."""
+    names: tuple[str, ...] = getattr(source, "skipped", ())
+    return names
+
+
 def open_source(recipe: DataRecipe, device: torch.device) -> Source:
     """Open the images that a recipe names, small sets on the device.
 
@@ -107,8 +134,6 @@ def steps_per_epoch(source: Source, batch: int) -> int:
 
 def _opened(recipe: DataRecipe, device: torch.device) -> Source:
     kind = _KINDS[recipe.kind]
-    if recipe.val_share and recipe.kind == "folder":
-        raise InvalidValue("data.val_share is not for data.kind=folder: move images from train/ to val/ instead.")
     if kind.path and recipe.path is None:
         raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {kind.path}.")
     # Imported here so that each kind asks for its own packages alone.

@@ -20,6 +20,7 @@ _RANGES: dict[str, tuple[float, bool, float, str]] = {
     "seed": (0, True, 2**63, "0"),
     "data.batch_size": (1, True, _INF, "128"),
     "data.workers": (0, True, _INF, "4"),
+    "data.randaugment": (0, True, 31, "9"),
     "data.val_share": (0, True, 1, "0.1"),
     "goal.min_size": (1, True, _INF, "1000"),
     "optimizer.lr": (0, False, _INF, "0.1"),
@@ -32,6 +33,10 @@ _RANGES: dict[str, tuple[float, bool, float, str]] = {
     "schedule.warmup": (0, True, _INF, "5"),
     "train.epochs": (1, True, _INF, "30"),
     "train.label_smoothing": (0, True, 1, "0.1"),
+    "train.mixup": (0, True, _INF, "0.2"),
+    "train.cutmix": (0, True, _INF, "1.0"),
+    "train.accumulate": (1, True, _INF, "2"),
+    "train.head_rate": (0, False, _INF, "0.1"),
     "train.ema": (0, True, 1, "0.999"),
     "train.evaluate_every": (1, True, _INF, "1"),
     "train.checkpoint_every": (1, True, _INF, "1"),
@@ -61,6 +66,15 @@ def check(recipe: Recipe) -> None:
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", recipe.train.device):
         raise InvalidValue(f"train.device={recipe.train.device!r} is not known. Write auto, cpu, cuda or cuda:1.")
+    if recipe.data.randaugment and not recipe.data.augment:
+        raise InvalidValue(
+            "data.randaugment has no effect with data.augment=false. Write data.augment=true, or drop it."
+        )
+    if recipe.data.randaugment and recipe.data.memory:
+        raise InvalidValue(
+            "data.randaugment changes images as they are read, and with data.memory=true each is read once. Write "
+            "data.memory=false, or drop it."
+        )
     for use in _LIMITS:  # wherever it was written: a target that is not kept to must not pass in silence
         for key in use.fields:
             if at(recipe, key) is not None and not use.reads(recipe):
@@ -74,6 +88,12 @@ def check_machine(recipe: Recipe, device: torch.device, world: int) -> None:
         raise InvalidValue(
             f"data.batch_size={recipe.data.batch_size} cannot be shared evenly by {world} processes. Write a "
             f"multiple of {world}."
+        )
+    if recipe.data.batch_size // world % recipe.train.accumulate:
+        among = f"{world} processes with " if world > 1 else ""
+        raise InvalidValue(
+            f"data.batch_size={recipe.data.batch_size} cannot be divided evenly by {among}"
+            f"train.accumulate={recipe.train.accumulate}. Write a multiple of {world * recipe.train.accumulate}."
         )
     if not recipe.train.cuda_graph:
         return
@@ -125,9 +145,10 @@ _LIMITS = (
 # them for all goals that are trained from it, and have none itself, as recipes/paper/curve.yaml does.
 _USES = (
     _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
-    _Use(("data.workers", "data.image_size"), "data.kind", ("folder",)),
+    _Use(
+        ("data.workers", "data.image_size", "data.randaugment", "data.corrupt", "data.memory"), "data.kind", ("folder",)
+    ),
     _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
-    _Use(("data.val_share",), "data.kind", ("digits", "mnist5000", "cifar10", "cifar100", "npz")),
     _Use(("optimizer.strength",), "optimizer.kind", ("ham",)),
     _Use(("model.depth", "model.width"), "model.name", ("wrn",)),
     _Use(("teacher.weight", "teacher.temperature"), "teacher.run"),

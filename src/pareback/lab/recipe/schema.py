@@ -29,7 +29,15 @@ class DataRecipe:
     download: bool = False
     """Whether torchvision may download CIFAR."""
     val_share: float = 0.0
-    """Share of the training images that is held out and evaluated on, in place of the test images (not of a folder)."""
+    """Share of the training images that is held out. The accuracy of the run is that on these, so that
+    settings can be chosen by it. Of a folder's, the best epoch by them is kept beside the last, and the test images
+    (val/, which may then be missing) are looked at once, at the end; those of other kinds are not used."""
+    randaugment: int = 0
+    """How strongly two more random changes of colour or shape are made to each training image of a folder: the
+    magnitude of RandAugment, up to 30 and usually 9; 0 for none."""
+    corrupt: Literal["stop", "skip", "later"] = "stop"
+    """What becomes of a folder's images that cannot be read: all images are looked at before the training, which does
+    not begin (stop) or leaves them out and counts them (skip); or it stops when it comes to one (later)."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,21 @@ class TrainRecipe:
     """Times every image is seen."""
     label_smoothing: float = 0.0
     """Share of the label that is spread over all classes."""
+    mixup: float = 0.0
+    """How strongly images of a batch are blended with each other, and their labels: the α of mixup, usually 0.2. Of
+    mixup and cutmix, one is drawn for each batch. The training accuracy is that of the larger label."""
+    cutmix: float = 0.0
+    """How strongly parts of images are replaced by another's: the α of cutmix, usually 1."""
+    accumulate: int = 1
+    """Parts that each batch goes through the network in, one after another, before the step: less memory, and batch
+    norms see a part at a time."""
+    decay_norms: bool = True
+    """Whether norms and biases decay too, or weights of two and more dimensions alone."""
+    freeze: tuple[str, ...] | None = None
+    """Patterns of names of parameters that neither learn nor are pruned; batch norms among them keep their
+    statistics."""
+    head_rate: float | None = None
+    """The highest learning rate of the last layer; optimizer.lr without one."""
     ema: float = 0.0
     """Decay per step of an average of the weights that is evaluated and kept beside them; 0 for none."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -158,6 +181,9 @@ class TrainRecipe:
     """Epochs between evaluations."""
     checkpoint_every: int = 1
     """Epochs between checkpoints."""
+    recalibrate: Literal["auto", "always", "never"] = "auto"
+    """Whether batch norms' statistics are estimated anew at the end, and kept where that lowers the loss on images that
+    are held out, or else on training images. auto: where model.pretrained gives a finished network."""
     tensorboard: bool = False
     """Whether metrics also go to TensorBoard's format in the run folder."""
 

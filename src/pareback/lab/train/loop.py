@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import files
 from ...artifact.intact import hashes
@@ -18,12 +18,15 @@ from ...runs import checkpoints
 from ...runs.folder import RunFolder, check_ramp, resume_command, started
 from ...runs.origins import changed, origins
 from .. import environment
-from ..data.sources import open_source, steps_per_epoch
+from ..best import Best, landed
+from ..closing import Closing
+from ..data.mixing import Mixing
+from ..data.sources import Source, open_source, skipped, steps_per_epoch, val_size
 from ..recipe.reading import to_dict
 from ..recipe.schema import Recipe
-from . import interrupts, outcome, settings
+from . import interrupts, settings
 from .distributed import Team
-from .evaluate import evaluate
+from .evaluate import Judge
 from .optimizers import rate
 from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
 from .state import Parts
@@ -40,12 +43,16 @@ class Training:
         self._recipe, self._team, self._folder, self._clock = recipe, here, folder, clock
         if here.device.type == "cuda":  # rows of a table are trained one after another in one process
             torch.cuda.reset_peak_memory_stats(here.device)
-        self._source = open_source(recipe.data, here.device)
+        self._source = _opened(recipe, here)
         self._per_epoch = steps_per_epoch(self._source, recipe.data.batch_size)
         self._total = recipe.train.epochs * self._per_epoch
         self._parts = Parts(recipe, here, self._source, self._total, trust)
         self._origins = origins(recipe, self._source)
         self._step = self._parts.step
+        per_process = recipe.data.batch_size // here.world
+        self._judge = Judge(self._source, self._parts.forward, here, per_process, clock)
+        self._best = Best()
+        self._mixed = Mixing(recipe.train, len(self._source.classes), recipe.seed, here.rank)
         self._checkpoints = checkpoints.Checkpoints(folder.checkpoint)
         self._interrupts = interrupts.Interrupts()
         self._progress: Display = Silent()
@@ -70,6 +77,7 @@ class Training:
         self._take_over(state["parts"])
         self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
         self._clock.load(state["seconds"])
+        self._best.load_state_dict(state.get("best"))
         self._resumed = state["resumed"] + 1
         self._saved = self._steps
         if len(state["random"]) == self._team.world:
@@ -101,6 +109,7 @@ class Training:
                     "seconds": self._clock.seconds(),
                     "resumed": self._resumed,
                     "random": random,
+                    "best": self._best.state_dict(),
                     "parts": self._parts.state_dict(),
                 }
             )
@@ -152,13 +161,13 @@ class Training:
         began, first = time.monotonic(), self._within
         if not first:
             self._step.tally.clear()
-        self._parts.model.train()
+        self._parts.learn()
         looked = began
         batches = islice(self._batches(), first, None)
         while (batch := self._next(batches)) is not None:
             if self._parts.pruner is not None:
                 self._step.may_replay = self._parts.pruner.may_replay(self._steps)
-            self._step(*batch, self._rate())
+            self._step(*self._mixed(*batch, self._epoch, self._within), self._rate())
             self._within += 1
             if not self._clock.is_started and self._step.settled:
                 self._synchronize()
@@ -210,10 +219,7 @@ class Training:
         self._clock.started()
         self._clock.add("train", trained)
         last = self._epoch + 1 == self._recipe.train.epochs
-        tested = None
-        if last or (self._epoch + 1) % self._recipe.train.evaluate_every == 0:
-            self._team.align(self._parts.model)
-            tested = self._evaluate(self._parts.model)
+        judged = self._judged(last) if last or (self._epoch + 1) % self._recipe.train.evaluate_every == 0 else None
         images = (self._within - first) * self._recipe.data.batch_size
         row = {
             "epoch": self._epoch + 1,
@@ -221,8 +227,9 @@ class Training:
             "lr": self._rate(steps_ago=1),
             "loss": sums.mean_loss,
             "accuracy": sums.accuracy,
-            "test_loss": None if tested is None else tested.mean_loss,
-            "test_accuracy": None if tested is None else tested.accuracy,
+            "test_loss": None,
+            "test_accuracy": None,
+            **self._measured(judged),
             **self._sparsity(),
             "images_per_second": images / trained if images else None,
             "seconds": self._clock.total(),
@@ -285,10 +292,20 @@ class Training:
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
-    def _evaluate(self, net: nn.Module) -> Sums:
-        with self._clock.part("evaluate"):
-            per_process = self._recipe.data.batch_size // self._team.world
-            return evaluate(net, self._source, self._parts.forward, self._team, per_process)
+    def _judged(self, last: bool) -> Sums:
+        """Measure the epoch on the test images; where others are held out, on those, as finishing now leaves it."""
+        self._team.align(self._parts.model)
+        if self._judge.chooses_by == "test":
+            return self._judge(self._parts.model, "test")
+        with landed(self._parts.pruner):
+            sums = self._judge(self._parts.model, "val")
+            self._best.consider(self._epoch + 1, sums, self._parts.model, self._parts.pruner, last)
+        return sums
+
+    def _measured(self, judged: Sums | None) -> dict[str, float | None]:
+        part = self._judge.chooses_by
+        loss, accuracy = (None, None) if judged is None else (judged.mean_loss, judged.accuracy)
+        return {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
 
     def _sparsity(self) -> dict[str, float | int | None]:
         if self._parts.pruner is None:
@@ -303,29 +320,12 @@ class Training:
         """Finish the pruner, evaluate the plain model that is left and write it; return the result."""
         if self._team.leads:
             self._folder.hold()
-        last = self._rows[-1]
-        accuracy, loss, ema_accuracy = last["test_accuracy"], last["test_loss"], None
-        counts = outcome.finish_and_count(self._parts.model, self._parts.pruner)
-        counts |= outcome.flops(self._parts.model, counts["tensors"], self._source.shape)
-        if self._parts.pruner is not None:
-            tested = self._evaluate(self._parts.model)
-            accuracy, loss = tested.accuracy, tested.mean_loss
-        if self._parts.average is not None:
-            average = self._parts.average.pruned()
-            self._team.align(average)
-            ema_accuracy = self._evaluate(average).accuracy
-            if self._team.leads:
-                outcome.save(average, self._folder.average)
-        if self._team.leads:
-            outcome.save(self._parts.model, self._folder.model)
+        held = {"val": val_size(self._source)} if val_size(self._source) else {}
+        closing = Closing(self._recipe, self._team, self._folder, self._source, self._parts, self._judge)
         return {
             "name": self._recipe.name,
             "seed": self._recipe.seed,
-            "accuracy": accuracy,
-            "accuracy_before_finish": last["test_accuracy"],
-            "ema_accuracy": ema_accuracy,
-            "test_loss": loss,
-            **counts,
+            **closing(self._rows[-1], self._best),
             "epochs": self._epoch,
             "steps": self._steps,
             "seconds": self._clock.seconds(),
@@ -335,8 +335,11 @@ class Training:
             "origins": self._origins,
             "environment": about,
             "classes": len(self._source.classes),
-            "images": {"train": self._source.size, "test": self._source.test_size},
+            "class_names": list(self._source.classes),
+            "images": {"train": self._source.size, **held, "test": self._source.test_size},
+            **({"skipped_images": list(skipped(self._source))} if skipped(self._source) else {}),
             "shape": list(self._source.shape),
+            **_normalisation(self._source),
             "complete": True,
         }
 
@@ -347,3 +350,26 @@ class Training:
     def _synchronize(self) -> None:
         if self._team.device.type == "cuda":
             torch.cuda.synchronize(self._team.device)
+
+
+def _opened(recipe: Recipe, here: Team) -> Source:
+    """Open the images: the first process before the others, who find noted which of them can be read."""
+    if here.world == 1 or recipe.data.kind != "folder":
+        return open_source(recipe.data, here.device)
+    source: Source | None = None
+    problem: Exception | None = None
+    if here.leads:
+        try:
+            source = open_source(recipe.data, here.device)
+        except UserError as error:
+            problem = error
+    problem = here.share(problem)
+    if problem is not None:
+        raise problem
+    return open_source(recipe.data, here.device) if source is None else source
+
+
+def _normalisation(source: Source) -> dict[str, dict[str, list[float]]]:
+    """Return what images are normalised with, which the network goes by; other images are to be normalised alike."""
+    mean, std = (list(getattr(source, name, ())) for name in ("mean", "std"))
+    return {"normalisation": {"mean": mean, "std": std}} if mean and std else {}

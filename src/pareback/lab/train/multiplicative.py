@@ -29,7 +29,7 @@ class MultiplicativeSGD(Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float | Tensor,
         momentum: float = 0.0,
         weight_decay: float = 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,48 +14,72 @@ from ..recipe.schema import OptimizerRecipe, ScheduleRecipe
 from .multiplicative import MultiplicativeSGD
 
 
-def optimizer_of(recipe: OptimizerRecipe, model: nn.Module, *, captured: bool = False) -> Optimizer:
-    """Return the optimizer of all of the model's parameters. ``captured`` says that a CUDA graph will hold its step."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    device = parameters[0].device
-    lr: float | Tensor = torch.tensor(recipe.lr, device=device) if captured else recipe.lr
+def optimizer_of(
+    recipe: OptimizerRecipe,
+    model: nn.Module,
+    *,
+    captured: bool = False,
+    decay_norms: bool = True,
+    head: Sequence[nn.Parameter] = (),
+    head_rate: float | None = None,
+) -> Optimizer:
+    """Return the optimizer of the parameters that learn. ``captured`` says that a CUDA graph will hold its step.
+
+    Without ``decay_norms`` only tensors of two and more dimensions decay; ``head`` has ``head_rate``, if that is given.
+    """
+    learning = [p for p in model.parameters() if p.requires_grad]
+    device = learning[0].device
+    own = {id(parameter) for parameter in head} if head_rate is not None else set()
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for p in learning:
+        groups.setdefault((id(p) in own, decay_norms or p.ndim >= 2), []).append(p)
+    share = 1.0 if head_rate is None else head_rate / recipe.lr
+    made = [
+        _group(parameters, recipe, share if is_head else 1.0, decays, captured, device)
+        for (is_head, decays), parameters in groups.items()
+    ]
     if recipe.kind == "ham":
-        return MultiplicativeSGD(parameters, lr, recipe.momentum, recipe.weight_decay, recipe.strength)
+        return MultiplicativeSGD(made, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.strength)
     fused: dict[str, Any] = {"fused": True} if device.type == "cuda" else {}
     if recipe.kind == "sgd":
-        return SGD(
-            parameters,
-            lr=lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-            nesterov=recipe.nesterov,
-            **fused,
-        )
-    return AdamW(
-        parameters,
-        lr=lr,
-        betas=(recipe.momentum, 0.999),
-        weight_decay=recipe.weight_decay,
-        capturable=captured,
-        **fused,
-    )
+        return SGD(made, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **fused)
+    return AdamW(made, lr=recipe.lr, betas=(recipe.momentum, 0.999), capturable=captured, **fused)
+
+
+def _group(
+    parameters: list[nn.Parameter],
+    recipe: OptimizerRecipe,
+    share: float,
+    decays: bool,
+    captured: bool,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return an optimizer's group, with a learning rate of its own in memory where a graph is to read it."""
+    lr = share * recipe.lr
+    return {
+        "params": parameters,
+        "lr": torch.tensor(lr, device=device) if captured else lr,
+        "weight_decay": recipe.weight_decay if decays else 0.0,
+        "share": share,
+    }
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Write a learning rate; one that is a tensor keeps its place in memory, where a graph reads it."""
+    """Write a learning rate, for each group its share; one that is a tensor keeps its place, where a graph reads it."""
     for group in optimizer.param_groups:
+        own = rate * group.get("share", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Take over a saved state, keeping the optimizer's own learning rates: the schedule writes them anyway."""
-    rates = [group["lr"] for group in optimizer.param_groups]
+    own = [(group["lr"], group.get("share", 1.0)) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, (lr, share) in zip(optimizer.param_groups, own, strict=True):
+        group["lr"], group["share"] = lr, share
 
 
 def rate(recipe: ScheduleRecipe, peak: float, step: int, per_epoch: int, total: int) -> float:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..data.sources import Source
+from ..data.sources import Source, skipped, val_size
 from ..optional import optional
 from ..recipe import Recipe
 from ..recipe.goals import LIMITS
@@ -143,7 +143,10 @@ def line(row: dict[str, Any], epochs: int, left: float) -> str:
 
 def header(recipe: Recipe, source: Source, parameters: int, pruned: Sequence[int], steps: int) -> str:
     """Say what is about to be trained: data, network, goal, length. ``pruned`` are the sizes of the pruned tensors."""
-    images = f"{source.size:,} images to train on, {source.test_size:,} to test with"
+    held = f", {val_size(source):,} held out to choose by" if val_size(source) else ""
+    test = f"{source.test_size:,}" if source.test_size else "none"
+    left = f", {len(skipped(source)):,} left out that cannot be read" if skipped(source) else ""
+    images = f"{source.size:,} images to train on{held}, {test} to test with{left}"
     size = "×".join(map(str, source.shape))
     goal = {name: getattr(recipe.goal, name) for name in LIMITS}
     asked = ", ".join(f"{name} {value}" for name, value in goal.items() if value is not None)
@@ -163,9 +166,9 @@ def _running(sums: Sums) -> list[str]:
 
 
 def _result(row: dict[str, Any]) -> str:
-    test = "" if row["test_accuracy"] is None else f"test {row['test_accuracy']:.2f} %"
+    judged = [f"{part} {row[key]:.2f} %" for part in ("val", "test") if row.get(key := f"{part}_accuracy") is not None]
     sparsity = "" if row["sparsity"] is None else f"sparsity {100 * row['sparsity']:.2f} %"
-    return "  ".join(part for part in (test, sparsity) if part)
+    return "  ".join(part for part in (*judged, sparsity) if part)
 
 
 def _speed(images: float) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...artifact.weights import pruned_weights
 from ..data.sources import Source
 from ..models.build import build
+from ..models.learning import freeze_, frozen_norms, head_of
 from ..recipe.goals import pruner_of
 from ..recipe.schema import Recipe
 from ..teacher import Teacher
@@ -28,7 +29,15 @@ class Parts:
         self.model: nn.Module = build(recipe.model, len(source.classes), source.shape).to(here.device)
         if recipe.train.channels_last:
             self.model.to(memory_format=torch.channels_last)
-        self.optimizer = optimizers.optimizer_of(recipe.optimizer, self.model, captured=recipe.train.cuda_graph)
+        freeze_(self.model, recipe.train.freeze)
+        self.optimizer = optimizers.optimizer_of(
+            recipe.optimizer,
+            self.model,
+            captured=recipe.train.cuda_graph,
+            decay_norms=recipe.train.decay_norms,
+            head=[] if recipe.train.head_rate is None else head_of(self.model, len(source.classes)),
+            head_rate=recipe.train.head_rate,
+        )
         net = here.wrapped(self.model)
         self.pruner = pruner_of(recipe.goal, self.model, self.optimizer, total_steps, source.shape)
         self.average = WeightAverage(self.model, self.pruner, recipe.train.ema) if recipe.train.ema else None
@@ -38,6 +47,12 @@ class Parts:
         self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher)
         if here.rank:  # processes draw their own random numbers, such as dropout's
             torch.manual_seed(recipe.seed + here.rank)
+
+    def learn(self) -> None:
+        """Put the model into training mode, but for frozen batch norms: those go by the statistics they have."""
+        self.model.train()
+        for norm in frozen_norms(self.model).values():
+            norm.eval()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as it is now: the tensors go on changing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,9 @@ class Tally:
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch with its mean ``loss``; nothing waits."""
+        """Add a batch with its mean ``loss``; nothing waits. Labels may be shares of the classes."""
         images = len(labels)
+        labels = labels if labels.ndim == 1 else labels.argmax(1)
         hits = (logits.argmax(1) == labels).sum()
         step = self.sums[3] + 1
         first_bad = torch.where((self.sums[4] == 0) & ~torch.isfinite(loss.detach()), step, self.sums[4])
@@ -136,6 +138,7 @@ class TrainStep:
     ) -> None:
         self._teacher = teacher
         self._net, self._optimizer, self._average, self._forward = net, optimizer, average, forward
+        self._parts = recipe.train.accumulate
         self._smoothing, self._clip = recipe.train.label_smoothing, recipe.optimizer.clip
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.tally = Tally(forward.device)
@@ -178,20 +181,37 @@ class TrainStep:
 
     def _work(self, x: Tensor, y: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        with self._forward.autocast():
-            logits = self._net(x)
-            loss = F.cross_entropy(logits.float(), y, label_smoothing=self._smoothing)
-            if self._teacher is not None:
-                loss = self._teacher.loss(loss, logits, self._teacher.answers(x))
-        self.scaler.scale(loss).backward()
+        losses, answers = [], []
+        for number, (images, labels) in enumerate(zip(x.chunk(self._parts), y.chunk(self._parts), strict=True), 1):
+            with self._apart(number < self._parts):
+                loss, logits = self._loss(images, labels)
+                self.scaler.scale(loss if self._parts == 1 else loss / self._parts).backward()
+            losses.append(loss.detach())
+            answers.append(logits.detach())
         if self._clip is not None:
             self.scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._clip)
         self.scaler.step(self._optimizer)
         self.scaler.update()
-        self.tally.add(loss, logits, y)
+        if self._parts == 1:
+            self.tally.add(losses[0], answers[0], y)
+        else:
+            self.tally.add(torch.stack(losses).mean(), torch.cat(answers), y)
         if self._average is not None:
             self._average.update()
+
+    def _loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with self._forward.autocast():
+            logits = self._net(x)
+            loss = F.cross_entropy(logits.float(), y, label_smoothing=self._smoothing)
+            if self._teacher is not None:
+                loss = self._teacher.loss(loss, logits, self._teacher.answers(x))
+        return loss, logits
+
+    def _apart(self, more: bool) -> AbstractContextManager[Any]:
+        """Let processes exchange gradients with the last part of a batch alone."""
+        alone: Callable[[], AbstractContextManager[Any]] | None = getattr(self._net, "no_sync", None)
+        return alone() if more and alone is not None else nullcontext()
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], Any]:

@@ -14,24 +14,34 @@ from .ops import Activation, Add, Affine, Channels, Convolution, Gate, Linear, W
 _CAN_ACTIVATE = (WeightedOp, Affine, Add, Channels, Gate)
 
 
-def in_lanes(captured: CapturedModel, outputs: Collection[str]) -> list[Operation]:
+#: Convolutions with a norm folded in, by the identity of both: a model is fused twice, and has its weights once.
+Folded = dict[tuple[int, int], Convolution]
+
+
+def in_lanes(captured: CapturedModel, outputs: Collection[str], folded: Folded | None = None) -> list[Operation]:
     """Return a model's operations as the engine can keep most of them in lanes, fused."""
     turned = with_channels_second(captured.operations, captured, outputs)
-    return fused(with_channels(turned, captured, outputs), outputs)
+    return fused(with_channels(turned, captured, outputs), outputs, folded=folded)
 
 
-def fused(operations: list[Operation], outputs: Iterable[str], over_tokens: bool = False) -> list[Operation]:
-    """Return fewer operations with the same results. Linear layers add residuals ``over_tokens`` alone."""
+def fused(
+    operations: list[Operation], outputs: Iterable[str], over_tokens: bool = False, folded: Folded | None = None
+) -> list[Operation]:
+    """Return fewer operations with the same results. Linear layers add residuals ``over_tokens`` alone.
+
+    What is ``folded`` already is used again, and added to; its weights and norms must be alive meanwhile.
+    """
     outputs = set(outputs)
+    folded = {} if folded is None else folded
+    uses = _uses(operations, outputs)
     done: dict[str, Operation] = {}
     for operation in operations:
-        uses = _uses(operations, outputs)
         before = done.get(getattr(operation, "x", ""))
         if before is not None and (uses[before.out] > 1 or _something_changes_after(before, done)):
             before = None
         result: Operation = operation
         if isinstance(operation, Affine) and isinstance(before, Convolution) and before.is_bare:
-            result = _folded(before, operation)
+            result = _folded(before, operation, folded)
             del done[before.out]
         elif isinstance(operation, Affine) and isinstance(before, Channels) and before.is_bare:
             result = replace(before, out=operation.out, scale=operation.scale, shift=operation.shift)
@@ -66,10 +76,15 @@ def _something_changes_after(operation: Operation, done: dict[str, Operation]) -
     return any(isinstance(other, TorchCall) and other.changes_its_argument for other in later)
 
 
-def _folded(before: Convolution, norm: Affine) -> Convolution:
+def _folded(before: Convolution, norm: Affine, known: Folded) -> Convolution:
+    same = known.get((id(before.taps.weight), id(norm.scale)))
+    if same is not None:
+        return replace(before, out=norm.out, taps=replace(before.taps, weight=same.taps.weight), bias=same.bias)
     weight = (before.taps.weight.double() * norm.scale.view(-1, 1, 1, 1)).float()
     bias = (before.bias.double() * norm.scale + norm.shift).float()
-    return replace(before, out=norm.out, taps=replace(before.taps, weight=weight), bias=bias)
+    found = replace(before, out=norm.out, taps=replace(before.taps, weight=weight), bias=bias)
+    known[id(before.taps.weight), id(norm.scale)] = found
+    return found
 
 
 def _onto_a_layer(operation: Add, done: dict[str, Operation], uses: Counter[str], over_tokens: bool) -> Operation:

@@ -25,9 +25,14 @@ class Taps:
     groups: int = 1
 
     @cached_property
+    def nonzeros(self) -> int:
+        """Weights that are not zero."""
+        return int(torch.count_nonzero(self.weight))
+
+    @property
     def density(self) -> float:
-        """The share of weights that are not zero."""
-        return float((self.weight != 0).float().mean())
+        """Their share."""
+        return self.nonzeros / max(self.weight.numel(), 1)
 
     @property
     def reach(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -46,6 +47,20 @@ class KernelChoice:
     def rows(self) -> int:
         """Rows of a tile."""
         return 1 if self.dense else self.tile[0]
+
+    def as_list(self) -> list[int]:
+        """Return what a file holds.
+
+        >>> KernelChoice.of_list(KernelChoice(True, (4, 2)).as_list())
+        KernelChoice(dense=True, tile=(4, 2), block=0, chunk=0)
+        """
+        return [int(self.dense), *self.tile, self.block, self.chunk]
+
+    @staticmethod
+    def of_list(numbers: Sequence[Any]) -> KernelChoice:
+        """Return what a file holds as a choice, which a layer may not allow."""
+        dense, height, width, block, chunk = (int(number) for number in numbers)
+        return KernelChoice(bool(dense), (height, width), block, chunk)
 
     def divides(self, layout: Layout) -> bool:
         """Whether tiles do not overlap."""
@@ -94,6 +109,11 @@ class TiledConvolution:
         pairs, rows = self._table(choice.block)
         return bindings.NativeConv(nonzeros=pairs, rows=rows, blocks=len(rows), chunk=choice.chunk, **common)
 
+    @property
+    def rounded_density(self) -> float:
+        """The density as the key has it, by which layers that share a key have the same choices."""
+        return round(self.taps.density, 2)
+
     def _table(self, block: int) -> tuple[torch.Tensor, torch.Tensor]:
         if block not in self._tables:
             self._tables[block] = nonzeros(self.taps, self.source, block)
@@ -107,7 +127,7 @@ class TiledConvolution:
         fitting = [s for s in fitting if s[0] * s[1] <= bindings.positions()]
         for shape in sorted(fitting, key=lambda s: -s[0] * s[1]):
             yield KernelChoice(False, shape, self._likely_block(shape), self.target.channels)
-        if self.taps.density >= _DENSE_FROM and self.taps.groups == 1:
+        if self.rounded_density >= _DENSE_FROM and self.taps.groups == 1:
             for shape in DENSE_SHAPES:
                 fits = shape[1] <= width and _waste((1, shape[1]), 1, width) < 1.25
                 if fits and self.target.channels % shape[0] == 0:
@@ -170,7 +190,7 @@ class TiledConvolution:
             self.taps.stride,
             self.taps.dilation,
             self.taps.groups,
-            f"{self.taps.density:.2f}",
+            f"{self.rounded_density:.2f}",
             self.source.channel_step,
             self.source.row_step,
         ]

@@ -43,7 +43,7 @@ def gains(layers: Sequence[Linear], rows: int, threads: int) -> bool:
     if rows <= 2:
         return True
     number = sum(len(_table_of(layer.taps.weight, threads).masks) for layer in layers)
-    weights = sum(int((layer.taps.weight != 0).sum()) for layer in layers)
+    weights = sum(layer.taps.nonzeros for layer in layers)
     return number * (1.2 + 0.6 * rows) <= 0.85 * weights
 
 

@@ -124,7 +124,7 @@ class TiledLinear(TiledConvolution):
         """Yield what is worth trying: inputs in blocks that stay in the cache, rows in tiles."""
         vectors, outputs, inputs = self.source.tile_width, self.target.channels, self.source.channels
         most = min(inputs, (2**16 - 1) * _UNIT // (vectors * VECTOR_BYTES) + 1)
-        most = min(most, max(LANES, int(_SUMMED / max(self.taps.density, _SUMMED / inputs))))
+        most = min(most, max(LANES, int(_SUMMED / max(self.rounded_density, _SUMMED / inputs))))
         for tile in self._tiles():
             fitting = {size // (tile * VECTOR_BYTES) for size in _CACHED}
             for block in sorted({most, *(block for block in fitting if block < most)}):
@@ -134,6 +134,10 @@ class TiledLinear(TiledConvolution):
     def variations(self, choice: KernelChoice) -> Iterator[KernelChoice]:
         """Yield nothing: the choices have all blocks already."""
         yield from ()
+
+    def allows(self, choice: KernelChoice, threads: int) -> bool:
+        """Whether a choice is one of those that would be tried here; others may not fit the sixteen bits of a place."""
+        return any(choice in (one, *self.divided(one, threads)) for one in self.choices())
 
     def _tiles(self) -> list[int]:
         """Return into how many lane vectors at a time the rows may be divided; about four have proved best."""

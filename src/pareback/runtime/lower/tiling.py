@@ -29,17 +29,25 @@ class Tiling:
     operations: list[Operation]
     layouts: dict[str, Layout]
     cost: float
+    cuts: list[str]  #: activations that are read on another grid than they are written on
 
 
-def tiled(operations: Sequence[Operation], shapes: Mapping[str, Shape], images: int) -> Tiling:
-    """Return the cheapest tiling found of so many images at once."""
-    products = {o.out: float((o.taps.weight != 0).sum()) for o in operations if isinstance(o, Convolution)}
+def tiled(
+    operations: Sequence[Operation], shapes: Mapping[str, Shape], images: int, cuts: Sequence[str] | None = None
+) -> Tiling:
+    """Return the cheapest tiling found of so many images at once; with ``cuts`` known from before, the one with those.
+
+    Cuts where there may be none are passed over: a tiling without them is as right.
+    """
+    products = {o.out: float(o.taps.nonzeros) for o in operations if isinstance(o, Convolution)}
 
     def cut(names: Collection[str]) -> Tiling:
-        return _tiled(*_regridded(operations, shapes, names), products, images)
+        return _tiled(*_regridded(operations, shapes, names), products, images, list(names))
 
     # One more at a time, the one that gains most: of all at once, some only pay where others are not.
     left, names = _where_to_cut(operations, shapes), list[str]()
+    if cuts is not None:
+        return cut([name for name in cuts if name in left])
     best = cut(names)
     while left:
         trials = {name: cut([*names, name]) for name in left}
@@ -99,12 +107,16 @@ def _grids(images: int) -> Iterator[LaneGrid]:
 
 
 def _tiled(
-    operations: list[Operation], shapes: Mapping[str, Shape], products: Mapping[str, float], images: int
+    operations: list[Operation],
+    shapes: Mapping[str, Shape],
+    products: Mapping[str, float],
+    images: int,
+    cuts: list[str],
 ) -> Tiling:
     """Choose a grid for every group of activations whose tiles hang together."""
     layouts: dict[str, Layout] = {}
     total = 0.0
-    halos = {name: _halo(name, operations) for name in shapes}
+    halos = _halos(operations, shapes)
     for scales in _scales(operations, shapes):
         members = [o for o in operations if o.out in scales]
         choices = [_on(grid, scales, shapes, halos) for grid in _grids(images)]
@@ -112,7 +124,7 @@ def _tiled(
         cheapest = min(range(len(choices)), key=costs.__getitem__)
         layouts |= choices[cheapest]
         total += costs[cheapest]
-    return Tiling(operations, layouts, total)
+    return Tiling(operations, layouts, total, cuts)
 
 
 def _on(
@@ -160,9 +172,14 @@ def _ratios(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> Ite
                 yield name, operation.out, Fraction(larger)
 
 
-def _halo(name: str, operations: Sequence[Operation]) -> int:
-    """Return how many positions around its tiles an activation needs, for those that read it."""
-    return max((operation.reach(name) for operation in operations if name in operation.reads), default=0)
+def _halos(operations: Sequence[Operation], shapes: Collection[str]) -> dict[str, int]:
+    """Return how many positions around its tiles each activation needs, for those that read it."""
+    found = dict.fromkeys(shapes, 0)
+    for operation in operations:
+        for name in operation.reads:
+            if name in found:
+                found[name] = max(found[name], operation.reach(name))
+    return found
 
 
 def _cost(operations: Sequence[Operation], layouts: Mapping[str, Layout], products: Mapping[str, float]) -> float:

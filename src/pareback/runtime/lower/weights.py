@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..graph.ops import Taps
+from ..native import bindings
 from .layout import LANES, VECTOR_BYTES, Layout, as_sixteen_bits
 
 
@@ -26,36 +27,23 @@ def nonzeros(taps: Taps, layout: Layout, block: int) -> tuple[Tensor, Tensor]:
     Input channels come in blocks of ``block``; within a block, output channels follow one another. Each has its weights
     in fours, the offsets before the values, as int32; those that are left over follow in pairs.
     """
-    weight = taps.weight.float()
+    weight = taps.weight.float().contiguous()
     outputs, inputs = weight.shape[:2]
-    offsets = tap_offsets(taps, layout)
-    out, channel, row, column = weight.nonzero(as_tuple=True)
-    group = out // (outputs // taps.groups)
-    at = offsets[group, channel, row, column]
-    number = (group * inputs + channel) // block
-    order = torch.argsort(number * outputs + out, stable=True)
-    pairs = torch.stack([at.int(), weight[out, channel, row, column].view(torch.int32)], 1)[order].contiguous()
-    blocks = -(-taps.groups * inputs // block)
-    counts = torch.bincount(number * outputs + out, minlength=blocks * outputs)
-    ends = counts.cumsum(0).view(blocks, outputs)
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1, -1]]).view(blocks, 1)
-    return _in_fours(pairs, counts), torch.cat([starts, ends], 1).int().contiguous()
-
-
-def _in_fours(pairs: Tensor, counts: Tensor) -> Tensor:
-    """Return lists of so many pairs each with the first numbers of four pairs before their second ones.
-
-    >>> _in_fours(torch.tensor([[1, -1], [2, -2], [3, -3], [4, -4], [5, -5]]), torch.tensor([5])).flatten().tolist()
-    [1, 2, 3, 4, -1, -2, -3, -4, 5, -5]
-    """
-    size = torch.repeat_interleave(counts, counts)
-    number = torch.arange(len(pairs)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    in_four = number < size // 4 * 4
-    first = 2 * (torch.arange(len(pairs)) - torch.where(in_four, number % 4, 0))
-    found = torch.empty(2 * len(pairs), dtype=pairs.dtype)
-    found[torch.where(in_four, first + number % 4, first)] = pairs[:, 0]
-    found[torch.where(in_four, first + 4 + number % 4, first + 1)] = pairs[:, 1]
-    return found.view(-1, 2)
+    offsets = tap_offsets(taps, layout).int().contiguous()
+    each = offsets[0].numel()
+    what = bindings.NativePacking(
+        weight=weight,
+        offsets=offsets,
+        outputs=outputs,
+        each=each,
+        groups=taps.groups,
+        taps=each // inputs,
+        block=block,
+    )
+    rows = torch.zeros(-(-taps.groups * inputs // block), outputs + 1, dtype=torch.int32)
+    pairs = torch.empty(bindings.pack(what, rows, None), 2, dtype=torch.int32)
+    bindings.pack(what, rows, pairs)
+    return pairs, rows
 
 
 def packed(taps: Taps, layout: Layout, together: int) -> tuple[Tensor, Tensor]:

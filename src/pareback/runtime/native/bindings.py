@@ -199,6 +199,7 @@ def _library() -> Any:
         return None
     library.pareback_run.restype = c_int64
     library.pareback_run_each.restype = c_int64
+    library.pareback_pack.restype = c_int64
     return library
 
 
@@ -218,6 +219,18 @@ def register_bits() -> int:
 def positions() -> int:
     """Return how many positions a tile may have before its sums no longer fit the registers."""
     return int(_engine.pareback_positions())
+
+
+class NativePacking(NativeStructure):
+    """A convolution's weights, to be listed."""
+
+    _fields_ = _fields("pointers: weight offsets; int64: outputs each groups taps block")
+
+
+def pack(what: NativePacking, rows: Tensor, pairs: Tensor | None) -> int:
+    """List non-zeros, see packing.h; return how many there are where no room is given for them."""
+    place = c_void_p(None if pairs is None else pairs.data_ptr())
+    return int(_engine.pareback_pack(ctypes.byref(what), c_void_p(rows.data_ptr()), place))
 
 
 class NativeProgram:

@@ -29,6 +29,8 @@ namespace {
 
 constexpr int kLanes = 16;
 
+#include "packing.h"
+
 enum Activation : int32_t {
   kNone, kRelu, kGelu, kRelu6, kSilu, kHardswish, kHardsigmoid, kSigmoid, kTanhGelu, kLeakyRelu
 };
@@ -483,6 +485,11 @@ EXPORT int64_t pareback_run_each(const Step* steps, int64_t count, float* const*
   else
     loop();
   return wrong;
+}
+
+// See packing.h.
+EXPORT int64_t pareback_pack(const Packing* what, int32_t* rows, int32_t* pairs) {
+  return pack_nonzeros(*what, rows, pairs);
 }
 
 // The instruction set in use, for reports: 512, 256 or 128 bits.

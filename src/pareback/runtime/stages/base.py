@@ -11,11 +11,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...errors import InvalidUse
 from ..graph.operation import Operation
 from ..graph.ops import Gate, GateLayer, GlobalMean, Linear
 from ..lower.memory import ArenaPool
 from ..native.bindings import NativeOperation, NativePart, NativeProgram
 from .torch_threads import wait_for_idle_threads
+
+#: Ways to run a stage are compared four times, or until that has taken so long, in seconds: long ones differ enough.
+_ENOUGH = 0.5
+
+#: So often a program is timed step by step: other work on the machine would show as a slow layer.
+_TRIALS = 3
 
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 
@@ -64,6 +71,14 @@ class Stage(ABC):
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         """Add the stage's results to ``values``."""
 
+    @abstractmethod
+    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
+        """Run as :meth:`run` does, but on one thread, and return how long each value took; "" is moving them about."""
+
+    def decisions(self) -> dict[str, dict[int, Any]]:
+        """Return what was found faster so far, by the stage's attributes: the dicts themselves, which calls add to."""
+        return {}
+
 
 class StageProgram:
     """Steps of the compiled engine, with memory for as many calls as go on at once."""
@@ -71,6 +86,22 @@ class StageProgram:
     def __init__(self, steps: Sequence[NativeOperation | NativePart], floats: int) -> None:
         self.native = NativeProgram(steps)
         self._memory = ArenaPool(max(floats, 1))
+        self.owners: dict[int, str] = {}  #: by identity of a step's operation, the value that it helps to compute
+
+    def seconds_at(self, addresses: Sequence[int]) -> dict[str, float]:
+        """Run on one thread, step by step, and return how long each value took at best; "" is the way in and out."""
+        with self._memory.arena() as arena:
+            trials = [self._seconds(arena, addresses) for _ in range(_TRIALS)]
+        return {name: min(one[name] for one in trials) for name in trials[0]}
+
+    def _seconds(self, arena: int, addresses: Sequence[int]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for number, part in enumerate(self.native.parts):
+            began = time.perf_counter()
+            self.native.run(arena, addresses, 1, number, number + 1)
+            name = self.owners.get(id(part.operation), "")
+            found[name] = found.get(name, 0.0) + time.perf_counter() - began
+        return found
 
     def run_at(self, addresses: Sequence[int], threads: int) -> None:
         """Run once, with the caller's tensors at these addresses."""
@@ -86,6 +117,15 @@ class StageProgram:
 def addresses(tensors: Sequence[Tensor], first: int = 0) -> list[int]:
     """Return where tensors begin, or their member ``first``; they are contiguous and of float32."""
     return [t.data_ptr() + first * (t.numel() // len(t)) * 4 for t in tensors]
+
+
+def floats_of(values: dict[str, Any], name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a value of this shape and of float32, contiguous: the engine goes by the shape, wherever that ends."""
+    found = values[name]
+    if not isinstance(found, Tensor) or found.dtype != torch.float32 or found.shape != shape or not found.is_cpu:
+        what = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise InvalidUse(f"{name!r} should have been {shape} of torch.float32 here and is {what}.")
+    return found.contiguous()
 
 
 def empty(shape: tuple[int, ...]) -> Tensor:
@@ -104,4 +144,6 @@ def faster(
             began = time.perf_counter()
             run(dict(values), batch, threads)
             seconds.append(time.perf_counter() - began)
+        if sum(sum(one[1:]) for one in times) > _ENOUGH:
+            break
     return min(range(len(ways)), key=lambda way: min(times[way][1:]) + (margin if way else 0.0))

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..graph.capture import CapturedModel
 from ..graph.operation import Operation
 from ..graph.ops import Add, Attention, AttentionHeads, Encoder, LayerNorm, Linear
 from ..lower.layout import LANES, Layout, rows_layout
@@ -19,7 +18,9 @@ from ..lower.tuning import Tuner
 from ..native import bindings
 from ..native.bindings import ACTIVATIONS, NativeOperation
 from . import base
-from .base import Chain, Stage, StageProgram, addresses, empty
+from .base import Chain, Stage, StageProgram, addresses, empty, floats_of
+from .plan import ShapeTable
+from .torch_threads import one_torch_thread
 
 
 class EncoderProgram(StageProgram):
@@ -34,14 +35,17 @@ class EncoderProgram(StageProgram):
         for operation in encoder.members:
             for name in set(operation.reads):
                 self._left[name] += 1
+        owners: dict[int, str] = {}
         steps = [self._pack(name) for name in encoder.inputs]
         for operation in encoder.members:
             self._places.take(operation.out, self._layout(operation.out).floats)
             steps.append(self._step(operation))
+            owners[id(steps[-1])] = operation.out
             if operation.out in encoder.outputs:
                 steps.append(self._unpack(operation.out))
             self._give_back(operation)
         super().__init__(steps, self._places.most)
+        self.owners = owners
 
     def run(self, tensors: Sequence[Tensor], threads: int) -> None:
         """Compute one image: inputs and outputs of [tokens, channels]."""
@@ -150,11 +154,12 @@ class EncoderStage(Stage):
 
     kind = "encoder"
 
-    def __init__(self, encoder: Encoder, apart: list[Stage], captured: CapturedModel, tuner: Tuner) -> None:
-        super().__init__(Chain(encoder.members, encoder.reads, encoder.outputs))
+    def __init__(self, chain: Chain, encoder: Encoder, apart: list[Stage], shapes: ShapeTable, tuner: Tuner) -> None:
+        super().__init__(chain)
         self.stages_apart = apart
+        self.tokens = encoder.tokens
         self.prefers_apart: dict[int, bool] = {}  #: by batch; whether layer by layer was faster
-        self._encoder, self._captured, self._tuner = encoder, captured, tuner
+        self._encoder, self._shapes, self._tuner = encoder, shapes, tuner
         self._programs: dict[int, EncoderProgram] = {}
         self._lock = threading.RLock()
 
@@ -162,9 +167,13 @@ class EncoderStage(Stage):
         """Return the blocks for one image, tuned for so many threads, made when it is first asked for."""
         with self._lock:
             if threads not in self._programs:
-                self._programs[threads] = EncoderProgram(self._encoder, self._tuner, threads)
+                with one_torch_thread():  # whose threads wait for one another longer than the small pieces take
+                    self._programs[threads] = EncoderProgram(self._encoder, self._tuner, threads)
                 self._tuner.save()
             return self._programs[threads]
+
+    def decisions(self) -> dict[str, dict[int, Any]]:
+        return {"prefers_apart": self.prefers_apart}
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         if batch not in self.prefers_apart:
@@ -175,9 +184,22 @@ class EncoderStage(Stage):
                     )
         (self._run_apart if self.prefers_apart[batch] else self._run_together)(values, batch, threads)
 
+    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
+        self.run(values, batch, threads)
+        if self.prefers_apart[batch]:
+            inside, found = dict(values), dict[str, float]()
+            for stage in self.stages_apart:
+                for name, one in stage.seconds_by_value(inside, batch, threads).items():
+                    found[name] = found.get(name, 0.0) + one
+            return found
+        tensors = [values[name].contiguous() for name in (*self._encoder.inputs, *self.chain.outputs)]
+        program = self.program(1 if batch >= threads else threads)
+        places = [one.data_ptr() for one in tensors]
+        return {name: batch * one for name, one in program.seconds_at(places).items()}
+
     def _run_together(self, values: dict[str, Any], batch: int, threads: int) -> None:
-        inputs = [values[name].contiguous() for name in self._encoder.inputs]
-        outputs = [empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        inputs = [floats_of(values, name, self._shapes.of(name, batch)) for name in self._encoder.inputs]
+        outputs = [empty(self._shapes.of(name, batch)) for name in self.chain.outputs]
         tensors = [one.view(batch, self._encoder.tokens, -1) for one in (*inputs, *outputs)]
         alone = batch - batch % threads  # so many images keep every thread busy with its own
         if alone:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from ..graph.capture import CapturedModel
 from ..graph.operation import Operation
 from ..graph.ops import Convolution, GateLayer, GlobalMean, Linear, Regrid
 from ..lower.activation import activation_fields
@@ -20,20 +18,30 @@ from ..lower.layout import LANES, VECTOR_BYTES, Layout
 from ..lower.linear import linear_steps
 from ..lower.memory import ArenaPlanner
 from ..lower.strips import Strips, in_strips, runs, strips
-from ..lower.tiling import Shape, tiled
+from ..lower.tiling import Shape, Tiling, tiled
 from ..lower.tuning import Tuner
 from ..native.bindings import NativeOperation, NativePart
-from .base import Chain, Stage, StageProgram, addresses, empty
+from .base import Chain, Stage, StageProgram, addresses, empty, floats_of
+from .plan import ShapeTable
+from .torch_threads import one_torch_thread
+
+#: Of several images together it is tried how fast they are if each of them is thought to take so much of the time that
+#: one takes alone, or less. Of ten networks from there to 0.98 eight were 3 to 75 % slower together; VGG-11 gained 8 %
+#: at batch 16, ShuffleNetV2 25 % at batch 8. To tune them would take ten seconds.
+_WORTH_A_TRIAL = 0.75
+
+#: So long the tilings of one image's layers are looked for, about, and those of several: a first call waits for it.
+_SECONDS_ALONE, _SECONDS_TOGETHER = 12.0, 3.0
 
 
 class ImageProgram(StageProgram):
     """A chain for a certain number of images at once, tuned for a number of threads."""
 
-    def __init__(self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner, threads: int) -> None:
+    def __init__(
+        self, chain: Chain, shapes: dict[str, Shape], images: int, tuner: Tuner, threads: int, tiling: Tiling
+    ) -> None:
         self.images = images
         self._chain, self._tuner, self._threads = chain, tuner, threads
-        in_lanes = {name: shape for name, shape in shapes.items() if name not in chain.matrices}
-        tiling = tiled(chain.over_images, in_lanes, images)
         self._operations, self._layouts = tiling.operations, tiling.layouts
         self._places = ArenaPlanner()
         self._brought = {name: -2 - number for number, name in enumerate([*chain.inputs, *chain.outputs])}
@@ -41,6 +49,7 @@ class ImageProgram(StageProgram):
         self._steps: list[NativeOperation | NativePart] = [
             pack_step(name, self._memory_plan) for name in chain.inputs if name in self._layouts
         ]
+        self._owners: dict[int, str] = {}
         self._layers: dict[str, TiledConvolution] = {}
         self._left = {name: sum(name in o.reads for o in self._operations) for name in self._layouts}
         for run in runs(self._operations, self._layouts):
@@ -48,6 +57,7 @@ class ImageProgram(StageProgram):
         if chain.head is not None:
             self._add_head(chain.head)
         super().__init__(self._steps, self._places.most)
+        self.owners = self._owners
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], first: int, threads: int) -> None:
         """Compute images ``first`` to ``first + self.images`` of the batch."""
@@ -64,12 +74,17 @@ class ImageProgram(StageProgram):
         """Add the steps of a run. Until its end all memory is kept, as its operations go on side by side."""
         if isinstance(run[0], GlobalMean):
             self._steps.append(image_step(run[0], self._memory_plan))
+            self._owners[id(self._steps[-1])] = run[0].out
         elif isinstance(run[0], GateLayer):
             self._add_gate_layer(run[0])
         else:
             cut = self._strips(run)
             threads = 1 if len(cut) >= self._threads else self._threads
-            steps = [step for operation in run for step in self._steps_of(operation, run, threads)]
+            steps = []
+            for operation in run:
+                own = list(self._steps_of(operation, run, threads))
+                self._owners.update((id(step), operation.out) for step, _ in own)
+                steps += own
             self._steps += in_strips(steps, cut) if len(cut) >= threads else [step for step, _ in steps]
         for operation in run:
             if operation.out in self._chain.outputs and operation.out in self._layouts:
@@ -87,12 +102,16 @@ class ImageProgram(StageProgram):
             self._places.take(layer.out, outputs * self.images)
         source, target = self._memory_plan.matrix(layer.x), self._memory_plan.matrix(layer.out)
         linear = Linear(layer.out, layer.x, layer.taps, layer.bias, layer.activation)
-        self._steps += linear_steps([linear], self.images, source, target, self._places, self._tuner, self._threads)
+        self._add_linear(linear, source, target)
+
+    def _add_linear(self, linear: Linear, source: int, target: int) -> None:
+        steps = linear_steps([linear], self.images, source, target, self._places, self._tuner, self._threads)
+        self._owners.update((id(step), linear.out) for step in steps)
+        self._steps += steps
 
     def _add_head(self, head: Linear) -> None:
         """Add the steps of a linear layer over the means, a row for each image."""
-        source, target = self._places.of(head.x), self._brought[head.out]
-        self._steps += linear_steps([head], self.images, source, target, self._places, self._tuner, self._threads)
+        self._add_linear(head, self._places.of(head.x), self._brought[head.out])
 
     def _strips(self, run: Sequence[Operation]) -> Strips:
         """Return how a run is cut into strips, each of them done by one thread."""
@@ -153,14 +172,36 @@ class ImageProgram(StageProgram):
         )
 
 
+def _together(batch: int) -> int:
+    """Return how many images of a batch are done at once, if more than one is.
+
+    >>> _together(7), _together(40)
+    (4, 16)
+    """
+    return min(LANES, 1 << (batch.bit_length() - 1))
+
+
+def image_shape(name: str, shapes: ShapeTable, images: int) -> Shape:
+    """Return channels, height and width; of a matrix the last two are 1."""
+    channels, height, width = (*shapes.of(name, images)[1:], 1, 1)[:3]
+    return channels, height, width
+
+
+def chain_tiling(chain: Chain, shapes: ShapeTable, images: int, cuts: Sequence[str] | None = None) -> Tiling:
+    """Return how so many images at once are cut into lanes, as was found before or the best."""
+    matrices = chain.matrices
+    found = {name: image_shape(name, shapes, images) for name in chain.names if name not in matrices}
+    return tiled(chain.over_images, found, images, cuts)
+
+
 class ImageStage(Stage):
     """A chain over images, for any number of them: together in lanes, or one by one; whichever is faster."""
 
     kind = "images"
 
-    def __init__(self, chain: Chain, captured: CapturedModel, tuner: Tuner) -> None:
+    def __init__(self, chain: Chain, shapes: ShapeTable, tuner: Tuner, cuts: dict[int, list[str]]) -> None:
         super().__init__(chain)
-        self._captured, self._tuner = captured, tuner
+        self._shapes, self._tuner, self._cuts = shapes, tuner, cuts
         self._programs: dict[tuple[int, int], ImageProgram] = {}
         self.prefers_singly: dict[int, bool] = {}  #: by batch; whether one by one was faster
         self._lock = threading.RLock()
@@ -169,40 +210,54 @@ class ImageStage(Stage):
         """Return the chain for so many images at once, tuned for so many threads, made when it is first asked for."""
         with self._lock:
             if (images, threads) not in self._programs:
-                shapes = {name: self._shape(name, images) for name in self.chain.names}
-                self._programs[images, threads] = ImageProgram(self.chain, shapes, images, self._tuner, threads)
+                with one_torch_thread():
+                    self._programs[images, threads] = self._made(images, threads)
                 self._tuner.save()
             return self._programs[images, threads]
 
-    def _shape(self, name: str, images: int) -> tuple[int, int, int]:
-        channels, height, width = (*self._captured.shape(name, images)[1:], 1, 1)[:3]
-        return channels, height, width
+    def _made(self, images: int, threads: int) -> ImageProgram:
+        shapes = {name: image_shape(name, self._shapes, images) for name in self.chain.names}
+        tiling = chain_tiling(self.chain, self._shapes, images, self._cuts.get(images))
+        self._cuts[images] = tiling.cuts
+        layers = sum(isinstance(operation, Convolution) for operation in self.chain.operations)
+        self._tuner.allow(_SECONDS_ALONE if images == 1 else _SECONDS_TOGETHER, layers)
+        return ImageProgram(self.chain, shapes, images, self._tuner, threads, tiling)
+
+    def decisions(self) -> dict[str, dict[int, Any]]:
+        return {"prefers_singly": self.prefers_singly}
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
-        inputs = [values[name].contiguous() for name in self.chain.inputs]
-        outputs = [empty(self._captured.shape(name, batch)) for name in self.chain.outputs]
+        inputs = [floats_of(values, name, self._shapes.of(name, batch)) for name in self.chain.inputs]
+        outputs = [empty(self._shapes.of(name, batch)) for name in self.chain.outputs]
         if batch not in self.prefers_singly:
             self.prefers_singly[batch] = batch > 1 and (
-                self._fits_lanes or self._is_faster_singly(inputs, outputs, threads)
+                self._fits_lanes(_together(batch)) or self._is_faster_singly(inputs, outputs, threads)
             )
         (self._run_singly if self.prefers_singly[batch] else self._run_together)(inputs, outputs, threads)
         values.update(zip(self.chain.outputs, outputs, strict=True))
 
-    @cached_property
-    def _fits_lanes(self) -> bool:
-        """Whether one image fills the lanes well enough that several together would gain nothing."""
-        images = [name for name in self.chain.names if name not in self.chain.matrices]
-        one, many = (
-            tiled(self.chain.over_images, {name: self._shape(name, number) for name in images}, number)
-            for number in (1, LANES)
-        )
-        return one.cost < 1.1 * many.cost / LANES
+    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
+        self.run(values, batch, threads)
+        inputs = [floats_of(values, name, self._shapes.of(name, batch)) for name in self.chain.inputs]
+        outputs = [values[name] for name in self.chain.outputs]
+        images = 1 if self.prefers_singly[batch] else _together(len(inputs[0]))
+        program = self.program(images, 1 if self.prefers_singly[batch] else threads)
+        times = len(inputs[0]) / images
+        return {name: times * one for name, one in program.seconds_at(addresses((*inputs, *outputs))).items()}
+
+    def _fits_lanes(self, images: int) -> bool:
+        """Whether one image fills the lanes well enough that so many together would gain nothing.
+
+        They would read all weights less often, but what they compute no longer fits the caches.
+        """
+        one, many = (chain_tiling(self.chain, self._shapes, number).cost for number in (1, images))
+        return many / images > _WORTH_A_TRIAL * one
 
     def _run_together(self, inputs: list[Tensor], outputs: list[Tensor], threads: int) -> None:
         """Sixteen images at a time, then by powers of two."""
         first, batch = 0, len(inputs[0])
         while first < batch:
-            images = LANES if batch - first >= LANES else 1 << ((batch - first).bit_length() - 1)
+            images = _together(batch - first)
             self.program(images, threads).run(inputs, outputs, first, threads)
             first += images
 

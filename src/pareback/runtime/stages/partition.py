@@ -13,7 +13,8 @@ from ..lower.tiling import NoTilingError
 from ..lower.tuning import Tuner
 from .base import Chain, Stage
 from .encoder import EncoderStage
-from .images import ImageStage
+from .images import ImageStage, chain_tiling
+from .plan import ShapeTable, StagePlan
 from .pytorch import TorchBetween
 from .rows import RowStage
 
@@ -21,18 +22,26 @@ from .rows import RowStage
 _SMALL_HEAD = 2**17
 
 
-def partitioned(
-    operations: list[Operation], captured: CapturedModel, outputs: Iterable[str], threads: int
-) -> list[Stage]:
-    """Return the stages of a model."""
+def partitioned(operations: list[Operation], captured: CapturedModel, outputs: Iterable[str]) -> list[StagePlan]:
+    """Return what the stages of a model are to be made from."""
     kept = set(outputs)
     operations = with_gates(with_encoders(patches_as_linear(operations, captured), captured, kept))
-    return _stages(operations, captured, kept, Tuner(), threads)
+    return _stages(operations, captured, kept, ShapeTable(captured.shapes))
+
+
+def stage_of(plan: StagePlan, shapes: ShapeTable, tuner: Tuner) -> Stage:
+    """Make a stage."""
+    if plan.encoder is not None:
+        apart = [stage_of(one, shapes, tuner) for one in plan.apart]
+        return EncoderStage(plan.chain, plan.encoder, apart, shapes, tuner)
+    if plan.kind == "images":
+        return ImageStage(plan.chain, shapes, tuner, plan.cuts)
+    return RowStage(plan.chain, tuner) if plan.kind == "rows" else TorchBetween(plan.chain)
 
 
 def _stages(
-    operations: list[Operation], captured: CapturedModel, kept: set[str], tuner: Tuner, threads: int
-) -> list[Stage]:
+    operations: list[Operation], captured: CapturedModel, kept: set[str], shapes: ShapeTable
+) -> list[StagePlan]:
     groups: list[tuple[str, list[Operation]]] = []
     for operation in operations:
         kind = _kind(operation, operations, captured)
@@ -43,7 +52,7 @@ def _stages(
             groups[-1] = ("images with head", [*members, operation])
         else:
             groups.append((kind, [operation]))
-    return [_stage(kind, members, operations, kept, captured, tuner, threads) for kind, members in groups]
+    return [_stage(kind, members, operations, kept, captured, shapes) for kind, members in groups]
 
 
 def _kind(operation: Operation, operations: list[Operation], captured: CapturedModel) -> str:
@@ -94,23 +103,18 @@ def _stage(
     operations: list[Operation],
     kept: set[str],
     captured: CapturedModel,
-    tuner: Tuner,
-    threads: int,
-) -> Stage:
+    shapes: ShapeTable,
+) -> StagePlan:
     if isinstance(members[0], Encoder):
         encoder = members[0]
-        apart = _stages(encoder.apart, captured, set(encoder.outputs), tuner, threads)
-        return EncoderStage(encoder, apart, captured, tuner)
+        apart = _stages(encoder.apart, captured, set(encoder.outputs), shapes)
+        return StagePlan("encoder", Chain(encoder.members, encoder.reads, encoder.outputs), encoder, apart)
     chain = _chain(members, operations, kept)
     if kind == "images" and not any(isinstance(operation, WeightedOp) for operation in members):
-        return TorchBetween(chain)  # to bring images into lanes takes longer than what is done there
-    if kind == "rows":
-        return RowStage(chain, tuner)
+        return StagePlan("torch", chain)  # to bring images into lanes takes longer than what is done there
     if kind in ("images", "images with head"):
-        stage = ImageStage(chain, captured, tuner)
         try:
-            stage.program(1, threads)
+            return StagePlan("images", chain, cuts={1: chain_tiling(chain, shapes, 1).cuts})
         except NoTilingError:
-            return TorchBetween(chain)
-        return stage
-    return TorchBetween(chain)
+            return StagePlan("torch", chain)
+    return StagePlan(kind, chain)

@@ -34,6 +34,16 @@ class TorchStage(Stage):
             for name in done:
                 del values[name]
 
+    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
+        found = {}
+        inside = dict(values)  # from which nothing is taken away that another stage's trial may read
+        for out, compute, _ in self._steps:
+            began = time.perf_counter()
+            inside[out] = compute(inside)
+            found[out] = time.perf_counter() - began
+        values.update((name, inside[name]) for name in self.chain.outputs)
+        return found
+
 
 class TorchBetween(TorchStage):
     """Operations left to PyTorch between stages of the engine: if they are short, without waking PyTorch's threads."""
@@ -41,6 +51,9 @@ class TorchBetween(TorchStage):
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.seconds: dict[int, list[float]] = {}  #: by batch; what the first calls took
+
+    def decisions(self) -> dict[str, dict[int, Any]]:
+        return {"seconds": self.seconds}
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         times = self.seconds.setdefault(batch, [])

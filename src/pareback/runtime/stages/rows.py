@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,9 @@ from ..lower.linear import linear_steps
 from ..lower.memory import ArenaPlanner
 from ..lower.tuning import Tuner
 from . import base
-from .base import Chain, Stage, StageProgram, addresses, empty
+from .base import Chain, Stage, StageProgram, addresses, empty, floats_of
 from .pytorch import TorchStage
+from .torch_threads import one_torch_thread
 
 #: As many lane vectors of rows as there are registers for their sums.
 _MOST_ROWS = 14 * LANES
@@ -33,6 +35,8 @@ class RowProgram(StageProgram):
         planner = ArenaPlanner()
         steps = linear_steps(layers, rows, -2, -3, planner, tuner, threads)
         super().__init__(steps, planner.most)
+        own = steps if len(steps) == len(layers) else steps[1:-1]  # between the ways into lanes and out of them
+        self.owners = {id(step): layer.out for step, layer in zip(own, layers, strict=True)}
 
     def run(self, x: Tensor, y: Tensor, threads: int) -> None:
         """Multiply ``x`` of shape [rows, inputs] into ``y``."""
@@ -56,26 +60,51 @@ class RowStage(Stage):
         self._programs: dict[tuple[int, int], RowProgram] = {}
         self._lock = threading.Lock()
 
+    @cached_property
+    def _kinds(self) -> tuple[Any, ...]:
+        """What decides how fast the layers are: those of the blocks of a transformer are tried once for all."""
+        layers = [one for one in self.chain.operations if isinstance(one, Linear)]
+        return tuple((one.taps.weight.shape, round(one.taps.density, 2), one.activation) for one in layers)
+
     def program(self, rows: int, threads: int) -> RowProgram:
         """Return the chain for so many rows, tuned for so many threads, made when it is first asked for."""
         with self._lock:
             if (rows, threads) not in self._programs:
-                self._programs[rows, threads] = RowProgram(self.chain, rows, self._tuner, threads)
+                with one_torch_thread():
+                    self._programs[rows, threads] = RowProgram(self.chain, rows, self._tuner, threads)
                 self._tuner.save()
             return self._programs[rows, threads]
 
+    def decisions(self) -> dict[str, dict[int, Any]]:
+        return {"prefers_dense": self.prefers_dense}
+
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
         x = values[self.chain.inputs[0]]
-        rows = x.numel() // x.shape[-1]
+        rows = x.numel() // x.shape[-1] if x.numel() else 0
+        if rows == 0:  # for which there is no program
+            return self._torch.run(values, batch, threads)
         if rows not in self.prefers_dense:
-            margin = 0.0 if threads == 1 else _BUSY_AFTER
-            self.prefers_dense[rows] = (
-                base.faster([self._run_sparsely, self._torch.run], values, batch, threads, margin) == 1
-            )
-        (self._torch.run if self.prefers_dense[rows] else self._run_sparsely)(values, batch, threads)
+            known, alike = self._tuner.dense_rows, (*self._kinds, rows, threads)
+            if alike not in known:
+                margin = 0.0 if threads == 1 else _BUSY_AFTER
+                known[alike] = base.faster([self._run_sparsely, self._torch.run], values, batch, threads, margin) == 1
+            self.prefers_dense[rows] = known[alike]
+        return (self._torch.run if self.prefers_dense[rows] else self._run_sparsely)(values, batch, threads)
+
+    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
+        self.run(values, batch, threads)
+        both = [values[name].contiguous() for name in self.chain.inputs + self.chain.outputs]
+        x, y = (one.view(-1, one.shape[-1]) for one in both)
+        if not len(x) or self.prefers_dense[len(x)]:
+            return self._torch.seconds_by_value(values, batch, threads)
+        rows = min(len(x), _portion(len(x)))
+        program = self.program(rows, threads if rows == len(x) else 1)
+        return {name: len(x) / rows * one for name, one in program.seconds_at(addresses([x, y])).items()}
 
     def _run_sparsely(self, values: dict[str, Any], batch: int, threads: int) -> None:
-        x = values[self.chain.inputs[0]]
+        name, first = self.chain.inputs[0], self.chain.operations[0]
+        assert isinstance(first, Linear)
+        x = floats_of(values, name, (*values[name].shape[:-1], first.taps.weight.shape[1]))
         matrix = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1])).contiguous()
         last = self.chain.operations[-1]
         assert isinstance(last, Linear)

@@ -1,0 +1,110 @@
+"""Where training ends: weights that meet the goal exactly, of the model itself or of a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..costs.selection import plain_names
+from ..errors import InvalidValue
+from ..goals.goal import Goal, Resolved, Weights
+from ..kernels import shrunk
+from ..messages import listed
+from ..sharding import local
+from ..thresholds.search import counter, keep_at_most, land_one
+from .step import Step
+
+#: A tensor of whose non-zeros fewer than this share are what the pruner wrote was loaded from elsewhere.
+_KEPT_OF_OURS = 0.5
+
+
+class Lander:
+    """Finds the weights that a goal ends with, from the latent ones and the thresholds of the last step."""
+
+    def __init__(self, goal: Goal, resolved: Resolved, step: Step) -> None:
+        self._goal, self._resolved, self._step = goal, resolved, step
+
+    def final(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the final weights of every tensor."""
+        latents, r = self._step.mount.latents(), self._step.controller.state.r
+        landing = self._goal.land(self._resolved, self._measured(latents), r, self._step.exponent, self._step.shards)
+        for i, latent in enumerate(latents):
+            yield i, land_one(i, latent, landing, self._step.exponent, self._step.shards)
+
+    @torch.no_grad()
+    def copies(self, model: nn.Module, counts: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and weights of a copy of the model that is pruned to ``counts`` non-zeros per tensor."""
+        theirs, ours = plain_names(model), zip(self._step.names, self._step.parameters, strict=True)
+        missing = [name for name in self._step.names if name not in theirs]
+        if missing:
+            raise InvalidValue(f"{listed(missing)} is not in the model given. Give a copy of the pruned model.")
+        other = [name for name, parameter in ours if theirs[name].shape != parameter.shape]
+        if other:
+            raise InvalidValue(
+                f"{listed(other)} has another shape in the model given. Give a copy of the pruned model."
+            )
+        tensors = [local(theirs[name].detach()) for name in self._step.names]
+        weights = self._measured(tensors)
+        landing = keep_at_most(counter(tensors, self._step.exponent, self._step.shards), list(counts), weights.peak)
+        for i, tensor in enumerate(tensors):
+            yield self._step.names[i], land_one(i, tensor, landing, self._step.exponent, self._step.shards)
+
+    def nonzeros_shown(self) -> int:
+        """Return the non-zeros of the pruned weights as the model has them, edits included."""
+        device = self._step.controller.state.r.device
+        found = torch.stack([local(p.detach()).count_nonzero().to(device) for p in self._step.parameters])
+        return int(self._step.shards.gather(found[None]).sum())
+
+    def land(self) -> None:
+        """Write the final weights into the model, and the thresholds that they come of into the state."""
+        step, state, mount = self._step, self._step.controller.state, self._step.mount
+        if mount.holds_pruned:  # an edit since the last step is part of the model now: take it over before landing
+            self._adopt_loaded()
+            step.adopt_edits()
+        latents = mount.latents()
+        weights = self._measured(latents)
+        landing = self._goal.land(self._resolved, weights, state.r, self._step.exponent, self._step.shards)
+        counts = []
+        for i, latent in enumerate(latents):
+            value = land_one(i, latent, landing, self._step.exponent, self._step.shards)
+            counts.append(value.count_nonzero().to(state.nonzero.device))
+            mount.land(i, value)
+        state.spread.copy_(weights.spread)
+        state.peak.copy_(weights.peak)
+        state.threshold.copy_(landing.high)
+        state.r.copy_(landing.high / weights.spread.clamp_min(torch.finfo(state.r.dtype).tiny))
+        step.counts_here()[0].copy_(torch.stack(counts))
+        step.exchange_counts()
+        mount.end()
+
+    def _adopt_loaded(self) -> None:
+        """Take over whole tensors that were loaded, such as those of the best checkpoint.
+
+        Their zeros are zeros. Weight by weight, what this pruner keeps behind zeros of its own would stay, and could
+        outweigh the small ones among those that were loaded.
+        """
+        step = self._step
+        if step.controller.rule.keeps_masks:
+            return
+        for i, (latent, parameter) in enumerate(zip(step.mount.latents(), step.parameters, strict=True)):
+            weight = local(parameter.detach())
+            (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._step.exponent)
+            kept = weight != 0
+            if int((kept & (weight == written)).sum()) < _KEPT_OF_OURS * int(kept.sum()):
+                latent.copy_(weight)
+
+    def _measured(self, tensors: list[Tensor]) -> Weights:
+        """Measure weights that thresholds are searched in: of NaN no search would find an end."""
+        weights = self._resolved.weights(tensors, self._step.shards)
+        broken = [
+            name for name, good in zip(self._step.names, weights.spread.isfinite().tolist(), strict=True) if not good
+        ]
+        if broken:
+            holds = "holds" if len(broken) == 1 else "hold"
+            raise InvalidValue(
+                f"{listed(broken)} {holds} NaN or infinity: the training has diverged. Go back to the last good "
+                "checkpoint, and lower the learning rate or clip gradients."
+            )
+        return weights
