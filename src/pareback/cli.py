@@ -43,8 +43,8 @@ USES: dict[str, tuple[str, ...]] = {
         "        --goal.kind budget --goal.sparsity 0.98",
     ),
     "Compare budgets": ("pareback curve --budgets 0.3,0.1",),
-    "Look at runs": ("pareback runs", "pareback page"),
-    "Deploy one": ("pareback export runs/digits-0", "pareback bench runs/digits-0"),
+    "Look at runs": ("pareback runs", "pareback page", "pareback evaluate runs/digits-0"),
+    "Deploy one": ("pareback export runs/digits-0", "pareback compile runs/digits-0", "pareback bench runs/digits-0"),
     "Repeat the paper": ("pareback reproduce table2 --data.path cifar100.npz",),
 }
 
