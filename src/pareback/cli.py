@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from . import _early_interrupt
@@ -30,6 +31,35 @@ COMMANDS: dict[str, Command] = {
     "page": page.COMMAND,
     "bench": bench.COMMAND,
     "compile": compile.COMMAND,
+}
+
+#: What people want to do, with lines that work one after another when they are pasted into an empty folder; the last
+#: needs the file that it names.
+USES: dict[str, tuple[str, ...]] = {
+    "See it work, in about a minute": ("pareback demo",),
+    "Train a network and prune it on the way": ("pareback train --goal.kind budget --goal.sparsity 0.95",),
+    "Prune a network that you have, as a run or a file of weights": (
+        "pareback train --name smaller --model.pretrained runs/digits-0 \\\n"
+        "        --goal.kind budget --goal.sparsity 0.98",
+    ),
+    "Compare budgets": ("pareback curve --budgets 0.3,0.1",),
+    "Look at runs": ("pareback runs", "pareback page", "pareback evaluate runs/digits-0"),
+    "Deploy one": ("pareback export runs/digits-0", "pareback compile runs/digits-0", "pareback bench runs/digits-0"),
+    "Repeat the paper": ("pareback reproduce table2 --data.path cifar100.npz",),
+}
+
+#: What people write for a command of another name.
+_MEANT = {
+    "prune": " Networks are pruned as they train: pareback train --goal.kind budget --goal.sparsity 0.95.",
+    "finetune": " Begin with weights that you have: pareback train --model.pretrained FILE.",
+    "resume": " Write pareback train --resume DIR.",
+    "plot": " Write pareback page.",
+    "report": " Write pareback page.",
+    "list": " Write pareback runs.",
+    "ls": " Write pareback runs.",
+    "convert": " Write pareback export.",
+    "save": " Write pareback export.",
+    "sweep": " Write pareback curve.",
 }
 
 #: What is wrong with the input; everything else that is raised is a failure, a ValueError from deep inside included.
@@ -78,25 +108,39 @@ def _drop_unheard_output() -> None:
 def _dispatched(argv: list[str]) -> int:
     parser = Parser(
         prog="pareback",
-        description="Train any PyTorch model down to a budget of weights, FLOPs or bytes.",
-        epilog="commands:\n"
-        + "\n".join(f"  {name:<12}{command.about}" for name, command in COMMANDS.items())
-        + "\n\nEach command explains itself: pareback COMMAND --help.",
-        usage="pareback [--help] [--version] COMMAND ...",
+        description=f"Train any PyTorch model down to a budget of weights, FLOPs or bytes.\n\n{_overview()}",
+        usage="pareback COMMAND [OPTIONS] [--help] [--version]",
     )
-    parser.add_argument("--version", action="version", version=f"pareback {__version__}")
+    parser.add_argument("--version", action="version", version=f"pareback {__version__}", help="show the version")
     if not argv or argv[0].startswith("-"):
         parser.parse(argv)
-        raise UsageError(f"There is no command. Write one of: {', '.join(COMMANDS)}.")
+        raise UsageError(f"There is no command. Write one of: {', '.join(COMMANDS)}. See pareback --help.")
+    if argv[0] == "help":  # as in other programs
+        return _dispatched([*argv[1:2], "--help"])
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS) or f" Write one of: {', '.join(COMMANDS)}."
+        hint = _MEANT.get(name) or did_you_mean(name, COMMANDS) or f" Write one of: {', '.join(COMMANDS)}."
         raise UsageError(f"There is no command {name!r}.{hint}")
     command = COMMANDS[name]
-    about = f"{command.about}\n\n{command.more}".strip()
-    own = Parser(prog=f"pareback {name}", usage=f"pareback {name} {command.usage}", description=about)
+    own = Parser(prog=f"pareback {name}", usage=f"pareback {name} {command.usage}", description=command.described)
     command.options(own)
     return command.run(own.parse(rest)) or 0
+
+
+def _overview() -> str:
+    """Return what people want to do and how, then every command."""
+    wants = [f"  {want}:\n" + "\n".join(f"    {line}" for line in lines) for want, lines in USES.items()]
+    known = [
+        textwrap.fill(f"  {name:<11}{command.about}", 80, subsequent_indent=" " * 13)
+        for name, command in COMMANDS.items()
+    ]
+    return "\n\n".join(
+        (
+            "what do you want to do?\n" + "\n".join(wants),
+            "commands:\n" + "\n".join(known),
+            "Each command explains itself: pareback COMMAND --help.",
+        )
+    )
 
 
 def _complain(error: BaseException, everywhere: bool) -> None:

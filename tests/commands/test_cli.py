@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import pareback
 from pareback import __version__, _early_interrupt
-from pareback.cli import COMMANDS, main
+from pareback.cli import COMMANDS, USES, main
 from pareback.errors import InvalidUse
 from pareback.lab.recipe import reading
 from pareback.lab.train.interrupts import Interrupted
@@ -55,7 +56,54 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name, command in COMMANDS.items():
         assert f"  {name} " in out
-        assert command.about in out
+        assert command.about in " ".join(out.split())
+
+
+def test_help_begins_with_what_people_want_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    out = capsys.readouterr().out
+    wants = ["See it work", "Train a network", "Prune a network that you have", "Compare", "Look", "Deploy", "Repeat"]
+    places = [*(out.index(f"  {want}") for want in wants), out.index("\ncommands:"), out.index("\noptions:")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_80_columns(
+    name: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Long choices, usages and notes are wrapped; a wide terminal does not make lines that nobody reads."""
+    monkeypatch.setenv("COLUMNS", columns)
+    main([*filter(None, [name]), "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_the_commonest_sections_of_a_recipe_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    out = capsys.readouterr().out
+    headings = ["options", "the run", "goal", "data", "model", "train", "optimizer", "schedule", "teacher"]
+    places = [out.index(f"\n{heading}:\n") for heading in headings]
+    assert places == sorted(places)
+    assert out.index("--train.epochs") < out.index("--train.device") < out.index("--train.label_smoothing")
+
+
+#: What shortens an example's work and leaves what it shows.
+_SHORTER = {"train": ["--train.epochs", "1"], "curve": ["--train.epochs", "1", "--serial", "--quiet"]}
+
+
+def test_the_examples_of_the_help_work_when_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, in an empty folder; the demo and the timing have tests of their own, the paper needs data."""
+    pytest.importorskip("vl_convert", reason="needs the extra page: pip install 'pareback[page]'")
+    monkeypatch.chdir(tmp_path)
+    done = []
+    for line in (line for lines in USES.values() for line in lines):
+        program, name, *rest = shlex.split(line.replace("\\\n", " "))
+        assert program == "pareback"
+        if name not in ("demo", "bench", "reproduce"):
+            assert main([name, *rest, *_SHORTER.get(name, [])]) == 0
+        done.append(name)
+    assert set(done) == set(COMMANDS) - {"inspect"}
+    assert {"report.html", "runs"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -104,6 +152,12 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     [
         ([], "There is no command. Write one of: train, evaluate"),
         (["trian"], "There is no command 'trian'. Did you mean 'train'?"),
+        (
+            ["prune"],
+            "There is no command 'prune'. Networks are pruned as they train: pareback train --goal.kind budget",
+        ),
+        (["train", "--goal.kind", "budget", "--goal.sparsity", "95%"], "Write a number. For 95% write 0.95."),
+        (["reproduce"], "EXPERIMENT is missing. See pareback reproduce --help."),
         (["train", "--goal.sparsty", "0.9"], "no option '--goal.sparsty'. Did you mean '--goal.sparsity'?"),
         (["train", "--sparsity=0.9"], "no option '--sparsity'. Did you mean '--goal.sparsity'?"),
         (["train", "--epochs", "3"], "no option '--epochs'. Did you mean '--train.epochs'?"),
@@ -130,7 +184,7 @@ def test_python_m_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["train", "--out", ""], "Argument --out: '' is no path."),
         (["demo", "--out", " "], "Argument --out: ' ' is no path."),
         (["train", "--seed", "9" * 23], f"seed={'9' * 23} must be at most 9223372036854775807. Write seed=0."),
-        (["inspect"], "The following arguments are required: FILE_OR_RUN."),
+        (["inspect"], "FILE_OR_RUN is missing."),
         (["inspect", "no.safetensors"], "There is no 'no.safetensors'."),
     ],
 )
@@ -360,3 +414,51 @@ def test_help_does_not_wait_for_torch(argv: list[str]) -> None:
     assert done.stdout.startswith(("usage: pareback", "pareback 0."))
     assert "cli" in done.stderr
     assert not {"torch", "numpy", "yaml"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_what_is_no_recipe_is_told_from_one_that_is_missing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's folder and a file of weights are there, and what people want of them is said."""
+    told = fails(capsys, 2, "train", str(run))
+    assert f"is the folder of a run. To go on with it, write --resume {run}" in told
+    assert f"--model.pretrained {run}." in told
+    assert "is a folder. Give the path of a YAML file." in fails(capsys, 2, "train", str(tmp_path))
+    weights = run / "model.safetensors"
+    told = fails(capsys, 2, "train", str(weights))
+    assert "holds weights, and a recipe is a YAML file." in told
+    assert f"write --model.pretrained {weights}." in told
+
+
+@pytest.mark.parametrize("command", ["runs", "page"])
+def test_a_file_of_weights_is_no_store_of_runs(
+    command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = fails(capsys, 2, command, str(run / "model.safetensors"))
+    assert "is a file, and no record of a run (.json). Give the folder that holds the runs" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_store_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "There are no runs" in capsys.readouterr().out
+    assert main(["runs", str(tmp_path), "--state", "finished"]) == 0
+    assert capsys.readouterr().out == "0 runs.\n"
+
+
+def test_nothing_is_collected_from_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of nothing in a folder of a wrong name would look like a result."""
+    monkeypatch.chdir(tmp_path)
+    for experiment in ("table2", "peers", "imagenette"):
+        assert "There are no rows in 'results/paper/rows'." in fails(capsys, 2, "reproduce", experiment, "--collect")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert "what do you want to do?" in capsys.readouterr().out
+    assert main(["help", "runs"]) == 0
+    assert capsys.readouterr().out.startswith("usage: pareback runs")

@@ -88,7 +88,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["nowhere"], "There is no folder 'nowhere'. Give the one that holds the runs."),
+        (["nowhere"], "There is no folder 'nowhere'. Give the one that holds the runs, or train some first."),
         (["--where", "acuracy=1"], "A run has no 'acuracy'. Did you mean 'accuracy'?"),
         (["--sort", "goal.knd"], "A run has no 'goal.knd'. Did you mean 'goal.kind'?"),
         (["--state", "done"], "invalid choice: 'done'"),
@@ -134,3 +134,19 @@ def test_a_reader_who_is_gone_is_no_failure(unbuffered: str, tmp_path: Path) -> 
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_table_fits_a_terminal_and_is_whole_in_a_pipe(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run with a long name the count of all parameters goes first; what is asked for stays."""
+    finish(root, replace(RECIPE, name="exact-0.05-of-the-whole-network"), accuracy=92.0)
+    whole = shown(capsys)[0]
+    assert len(whole) > 80
+    assert "parameters" in whole
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = shown(capsys)
+    assert max(map(len, lines[:5])) <= 80
+    assert "parameters" not in lines[0]
+    assert {"accuracy", "non-zeros", "off"} <= set(lines[0].split())

@@ -166,11 +166,11 @@ def test_a_page_without_finished_runs_says_so(made: Any) -> None:
 
 
 def test_tiles_say_what_came_out(made: Any) -> None:
-    """Dense: 10 % error with 3,100; the exact budget of 90 % is half a point worse with 400, 7.75 times fewer."""
+    """Dense: 10 % error with 3,100; the exact budget of 90 % is half a point worse with 400, 7.75 times smaller."""
     found = " ".join(read(made(*curve(seeds=1))).text)
-    assert "10.00 %" in found
-    assert "7.8× fewer" in found
-    assert "exact budget, 90 % zeros: 10.50 % error, 400 non-zeros" in found
+    assert "10.00\u00a0%" in found  # no line begins with the sign
+    assert "7.8× smaller" in found
+    assert "exact budget, 90\u00a0% zeros: 10.50\u00a0% error, 400 non-zeros" in found
 
 
 def test_bytes_are_set_against_the_dense_network(made: Any) -> None:
@@ -180,9 +180,19 @@ def test_bytes_are_set_against_the_dense_network(made: Any) -> None:
 
 
 def test_the_table_states_budgets_and_bytes(made: Any) -> None:
-    found = read(made(content(nonzeros=153, goal__kind="budget", goal__sparsity=0.95))).text
-    assert "3 weights over 150" in found
-    assert "1.387 k" in found
+    found = read(made(content(nonzeros=153, goal__kind="budget", goal__sparsity=0.95)))
+    assert "+2.00\u00a0%" in found.text
+    assert "3 weights over 150" in [attributes.get("title") for _, attributes in found.tags]
+    assert "1.387 k" in found.text
+
+
+def test_a_run_with_two_limits_is_named_by_both_and_told_of_both(made: Any) -> None:
+    """Of 3,100 parameters 620 are allowed and there, of 62,000 FLOPs 31,000 are allowed and 12,400 there."""
+    both = content(nonzeros=520, goal__kind="budget", goal__params=0.2, goal__flops=0.5)
+    found = read(made(both)).text
+    assert "exact budget of parameters and FLOPs" in found
+    assert "20\u00a0% of parameters, 50\u00a0% of FLOPs" in found
+    assert "parameters exact, FLOPs −60.00\u00a0%" in found
 
 
 def test_several_tasks_can_be_chosen_from(made: Any) -> None:

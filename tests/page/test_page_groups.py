@@ -281,3 +281,45 @@ def test_legends_have_as_many_columns_as_fit() -> None:
     assert legend_columns(["a" * 20] * 6, 640) == 3
     assert legend_columns(["a" * 400], 300) == 1
     assert legend_columns([], 300) == 1
+
+
+def test_what_only_guesses_is_on_no_front_and_in_no_figure(tmp_path: Path) -> None:
+    """The smallest network of all, with 10.2 % of ten classes right: the page lists it, and pictures leave it out."""
+    broken = content("broken", 0, 10.2, 20, goal__kind="fixed", goal__sparsity=0.99)
+    found = report(tmp_path, *curve(seeds=1), broken)
+    task = only(found)
+    point = next(point for point in task.points if point.at_chance)
+    assert (point.called, point.fronts) == ("fixed-BS, 99 % zeros", frozenset())
+    chart = dict(charts_of(found, task))["tradeoff-nonzeros"]
+    assert max(row["error"] for row in chart["datasets"]["points"]) < 30
+    assert chart["title"]["text"] == ["left out, no better than guessing: fixed-BS, 99 % zeros"]
+
+
+def test_an_error_of_a_third_more_is_not_cut_off() -> None:
+    """Errors of 23 to 30 % and one of 34 are in one axis: it would not be twice as long."""
+    errors = [23.3, 23.57, 23.68, 23.73, 23.92, 23.95, 24.37, 24.37, 24.56, 25.81, 26.5, 29.92, 34.36]
+    assert datasets.linear_end([{"error": error} for error in errors]) is None
+    assert datasets.linear_end([{"error": error} for error in [*errors, 99.0]]) == 34.36
+
+
+def test_lines_are_named_by_what_is_unlike_most_of_their_method(tmp_path: Path) -> None:
+    """A default that is written out makes no other line, and what most lines share is not said of each."""
+    runs = [
+        content("plain", goal__kind="budget", goal__sparsity=0.9),
+        content("written", goal__kind="budget", goal__sparsity=0.95, goal__ramp=0.5, goal__shrink="power"),
+        content("short", goal__kind="budget", goal__sparsity=0.9, goal__ramp=0.25),
+        content("decay", goal__kind="budget", goal__sparsity=0.9, optimizer__weight_decay=0.001),
+        content("bare", goal__kind="budget", goal__sparsity=0.9, goal__straight_through=False),
+        content("tuned", goal__kind="budget", goal__sparsity=0.9, model__pretrained="dense.pt"),
+    ]
+    names = ["exact budget", "exact budget, pretrained dense.pt", "exact budget, ramp 0.25"]
+    names += ["exact budget, straight through off"]
+    assert sorted(only(report(tmp_path, *runs)).series) == [*names, "exact budget, weight decay 0.001"]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["day", "night"])
+@pytest.mark.parametrize("missing", BLINDNESS)
+def test_kept_weights_differ_from_latent_ones_to_the_colour_blind(missing: str, theme: dict[str, Any]) -> None:
+    """Bars that stand beside each other, in one histogram."""
+    kept, latent = (times(BLINDNESS[missing], linear(theme[name])) for name in ("bars", "pale"))
+    assert math.dist(*(lab([min(1.0, max(0.0, value)) for value in light]) for light in (kept, latent))) >= 20

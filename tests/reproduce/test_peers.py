@@ -233,3 +233,19 @@ def test_the_transformers_pruned_tensors() -> None:
     names = {s.name for s in select(model, recipe.goal.include, recipe.goal.exclude, recipe.goal.min_size)}
     assert len(names) == 12 * 4 + 1
     assert not {"position", "head.weight"} & names
+
+
+def test_a_network_that_was_not_run_has_no_panel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows of the WRN alone make one panel, and not an empty one beside it."""
+    asked: list[int] = []
+    real = table.figure
+
+    def figure(rows: int, columns: int, *rest: Any) -> Any:
+        asked.append(columns)
+        return real(rows, columns, *rest)
+
+    monkeypatch.setattr(table, "figure", figure)
+    vit = {row.name: [record(row.name, 60.0)] for row in PEERS_VIT.rows}
+    for records in (grid_of(), grid_of() | vit):
+        table.plot_peers(records, tmp_path / "peers.png")
+    assert asked == [1, 2]

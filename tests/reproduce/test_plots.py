@@ -127,6 +127,26 @@ def test_convergence_shows_accuracy_and_sparsity(panels: list[Any], tmp_path: Pa
     assert [list(line.get_ydata()) for line in below.lines] == [pytest.approx([22.5, 45.0, 67.5, 90.0])]
 
 
+def test_a_run_of_one_epoch_is_a_marker(panels: list[Any], tmp_path: Path) -> None:
+    """A line of one point shows nothing; where there are more epochs, markers would hide it."""
+    plots.plot_convergence({"": [record("one", epochs=1), record("four")]}, tmp_path / "convergence.png")
+    for (panel,) in panels[0][1]:
+        assert [line.get_marker() not in ("", "None") for line in panel.lines] == [True, False]
+
+
+def test_what_falls_after_the_first_epochs_is_seen(panels: list[Any], tmp_path: Path) -> None:
+    """Of twenty epochs the first lies below the axis, and a run that falls to 1 % in the tenth does not."""
+    run = record(epochs=20)
+    for row in run.metrics:
+        row["test_accuracy"] = 1.0 if row["epoch"] == 10 else 0.5 if row["epoch"] == 1 else 70.0
+    plots.plot_convergence({"": [run]}, tmp_path / "convergence.png")
+    assert 0.5 > panels[0][1][0][0].get_ylim()[0] > -5
+    for row in run.metrics:
+        row["test_accuracy"] = 70.0 if row["epoch"] > 1 else 0.5
+    plots.plot_convergence({"": [run]}, tmp_path / "convergence.png")
+    assert panels[1][1][0][0].get_ylim()[0] > 60
+
+
 def test_a_run_has_the_same_colour_in_every_plot(panels: list[Any], tmp_path: Path) -> None:
     """Dense and thinned runs, which have no layers to show, take none of the pruned runs' colours."""
     dense, thinned, pruned = record("dense", sparsity=None), record("thin", sparsity=None), record("pruned")
@@ -232,6 +252,21 @@ def test_histograms_show_threshold_and_gaussian(panels: list[Any], tmp_path: Pat
     assert [line.get_xdata()[0] for line in axes[0][0].lines[1:]] == [-1.5, 1.5]
     assert axes[0][0].get_title() == "blocks.0.conv1, 10.00 % kept"
     assert plots.plot_histograms([record(sparsity=None)], tmp_path / "none.png").exists()
+
+
+def test_kept_weights_are_seen_beside_a_whole_gaussian(panels: list[Any], tmp_path: Path) -> None:
+    """Of 100,000 weights 1,000 are kept: their bars reach a tenth of the panel, and the bell ends within it."""
+    full = record()
+    few = Histogram("w.weight", [400, 250], 100_000, 1000, 1.0, [500, *[0] * 79, 500], 0.1, 0.9)
+    none = Histogram("z.weight", [2, 50], 100, 0, 1.0, [0] * 81, 0.0, None)
+    plots.plot_histograms([Record(full.result, full.metrics, (few, none))], tmp_path / "histograms.png")
+    panel, empty = panels[0][1][0]
+    top = panel.get_ylim()[1]
+    assert max(panel.lines[0].get_ydata()) < top
+    height = panel.transAxes.inverted().transform(panel.transData.transform((0.0, 500.0)))[1]
+    assert height > 0.1
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["0", "1k", "5k", "10k"]
+    assert len(empty.lines) == 0
 
 
 def test_histograms_choose_layers_from_first_to_last(panels: list[Any], tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import shutil
+import textwrap
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -26,6 +28,14 @@ class Command:
     run: Callable[[Namespace], int | None]
     usage: str = "[OPTIONS]"
     more: str = ""
+    examples: tuple[str, ...] = ()
+    """Lines that work when they are pasted, the commonest first."""
+
+    @property
+    def described(self) -> str:
+        """What stands above the options: what the command does, how it is written, and what else to know."""
+        lines = "\n".join(f"  {line}" for line in self.examples)
+        return "\n\n".join(filter(None, (self.about, lines, self.more)))
 
 
 T = TypeVar("T")
@@ -49,7 +59,7 @@ def output_path(text: str) -> Path:
 def add_trust_option(parser: Parser) -> None:
     """Add the word by which a user lets code be imported that a run of somebody else names."""
     parser.add_argument(
-        "--trust", action="store_true", help="import the code that a run names as its network, whoever made the run"
+        "--trust", action="store_true", help="allow importing the Python code that a run names as its network"
     )
 
 
@@ -57,10 +67,15 @@ class Parser(argparse.ArgumentParser):
     """Answers mistakes with one sentence and the nearest right word instead of the whole usage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, "add_help": False, **kwargs})
+        if self.usage is not None:
+            self.usage = _wrapped_usage(self.usage)
+        self._positionals.title, self._optionals.title = "arguments", "options"
+        self.add_argument("-h", "--help", action="help", help="show this and leave")
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of printing usage and leaving."""
+        message = re.sub("^the following arguments are required: (.*)", r"\1 is missing", message)
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}. See {self.prog} --help.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -106,20 +121,61 @@ class Parser(argparse.ArgumentParser):
         return (hint or nearest(word, names)).replace("'", "'--", 1) or f" See {self.prog} --help."
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Wide enough for dotted names."""
+#: The widest line of a help text: terminals have 80 columns, and longer lines are hard to read in wider ones.
+_WIDTH = 80
+
+
+class _Help(argparse.HelpFormatter):
+    """Wide enough for dotted names, and narrow enough for every terminal; indented lines stay as they are."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
+        width = min(_WIDTH, shutil.get_terminal_size().columns)
+        super().__init__(prog, max_help_position=30, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(_filled(block, width, indent) for block in text.split("\n\n"))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # fixed-GA is one word
+
+
+def _filled(block: str, width: int, indent: str) -> str:
+    if block.startswith("  ") or "\n  " in block:
+        return textwrap.indent(block, indent)
+    words = " ".join(block.split())
+    return textwrap.fill(words, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _wrapped_usage(usage: str) -> str:
+    """Return a usage in lines that fit, what is in brackets unbroken.
+
+    >>> print(_wrapped_usage("pareback x FILE [--one A] [--resume [DIR]] [--another-one VALUE] [--a-third-one VALUE]"))
+    pareback x FILE [--one A] [--resume [DIR]] [--another-one VALUE]
+                      [--a-third-one VALUE]
+    """
+    words = re.findall(r"\[(?:[^\[\]]|\[[^\]]*\])*\]|\S+", usage)
+    lines = [words[0]]
+    for word in words[1:]:
+        if len("usage: ") + len(lines[-1]) + 1 + len(word) < _WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(" " * 11 + word)
+    return "\n".join([lines[0], *(" " * 7 + line for line in lines[1:])])
+
+
+#: The sections of a recipe in the order in which people want them, and in them the fields that come first.
+_SECTIONS = ("", "goal", "data", "model", "train")
+_FIRST = ("train.epochs", "train.device", "train.precision")
 
 
 def add_recipe_options(parser: Parser) -> None:
-    """Let a command take every field of a recipe, as in ``--goal.sparsity 0.98``."""
+    """Let a command take every field of a recipe, as in ``--goal.sparsity 0.98``; the commonest come first."""
+    found = sections()
     groups = {
-        name: parser.add_argument_group(f"recipe: {name}" if name else "recipe", about)
-        for name, about in sections().items()
+        name: parser.add_argument_group(name or "the run", found[name])
+        for name in sorted(found, key=lambda name: _place(name, _SECTIONS))
     }
-    for field in entries():
+    for field in sorted(entries(), key=lambda field: _place(field.key, _FIRST)):
         group = groups[field.key.rpartition(".")[0]]
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
         group.add_argument(
@@ -127,9 +183,25 @@ def add_recipe_options(parser: Parser) -> None:
             dest=_PREFIX + field.key,
             default=argparse.SUPPRESS,
             metavar=_metavar(field),
-            help=f"{field.about} (default: {_shown(field.default)})".replace("%", "%%"),
+            help=_said(field).replace("%", "%%"),
             **switch,
         )
+
+
+def _place(name: str, first: Sequence[str]) -> int:
+    """Return a name's place in an order that names those at its beginning; the sorting keeps the others as they are."""
+    return first.index(name) if name in first else len(first)
+
+
+def _said(field: Field) -> str:
+    """Return a field's help: the words that it takes, where they are too many to stand beside it, and its default."""
+    words = "" if _fit(field) else f"One of {', '.join(field.choices)}. "
+    default = "" if field.default is None else f" (default: {_shown(field.default)})"
+    return f"{words}{field.about}{default}"
+
+
+def _fit(field: Field) -> bool:
+    return len(",".join(field.choices)) < 40
 
 
 def as_option(word: str) -> str:
@@ -153,7 +225,7 @@ def changes(options: argparse.Namespace) -> dict[str, str]:
 
 def _metavar(field: Field) -> str:
     if field.choices:
-        return "{" + ",".join(field.choices) + "}"
+        return "{" + ",".join(field.choices) + "}" if _fit(field) else "WORD"
     words = {bool: "true|false", int: "N", float: "X", float | None: "X", str: "TEXT", str | None: "TEXT"}
     names = any(typing.get_origin(kind) is tuple for kind in field.kinds)
     return words.get(field.type, "A,B" if names else "AMOUNT")

@@ -102,11 +102,12 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 COMMAND = Command(
-    "Time a pruned model in the engine and in dense runtimes on this machine, and say what to use.",
+    "Time a pruned model beside dense runtimes, and say what to use.",
     _options,
     _run,
     "RUN|RECIPE.yaml|FILE [--recipe FILE] [--batch N,M] [--threads N,M] [--runtimes A,B] [--json] [--out FILE]"
     " [--chart FILE]",
     "A recipe without --weights is timed with random weights at --sparsity. A file of weights needs --recipe.\n"
     "Runtimes that are not installed are left out and named: pip install 'pareback[bench]' brings them.",
+    ("pareback bench runs/digits-0",),
 )

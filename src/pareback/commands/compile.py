@@ -90,4 +90,5 @@ COMMAND = Command(
     _run,
     "RUN|RECIPE.yaml|FILE [-o model.pbe] [--recipe FILE] [--batch N,M] [--threads N,M] [--trust]",
     "Every batch size is tried on every number of threads. On another processor the file is tuned anew.",
+    ("pareback compile runs/digits-0",),
 )

@@ -21,21 +21,26 @@ if TYPE_CHECKING:
 
 def _options(parser: Parser) -> None:
     add = parser.add_argument
-    add("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="what all runs share; digits without one")
-    add("--budgets", default="", metavar="A,B", help="shares of the dense network that remain, or amounts: 0.3,0.5M")
+    add("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="what all runs share; without one, the digits")
+    add(
+        "--budgets",
+        default="",
+        metavar="A,B",
+        help="what may remain: shares of the dense network or amounts, 0.3,0.5M",
+    )
     add("--measure", choices=("params", "flops", "weights"), default="params", metavar="WHAT", help=_MEASURE)
     add("--goals", default="exact", metavar="A,B", help=_GOALS)
     add("--lambdas", metavar="A,B", help="the λ that unconstrained is swept by (0.01,0.1,1,10)")
     add("--dense-equivalents", action="store_true", help="also train thinner dense networks of each budget")
-    add("--seeds", default="1", metavar="N", help="how many, from 0, or which: 3 is 0,1,2 (%(default)s)")
-    add("--root", type=Path, default=Path("runs"), metavar="DIR", help="where a folder per run goes (%(default)s)")
+    add("--seeds", default="1", metavar="N", help="how many: 3 is 0,1,2; or which: 0,5 (%(default)s)")
+    add("--root", type=Path, default=Path("runs"), metavar="DIR", help="where the folders of runs go (%(default)s)")
     add("--dry-run", action="store_true", help="print the plan and train nothing")
     add("--serial", action="store_true", help="run one after another in this process, without Ray")
-    add("--address", metavar="HOST:PORT", help="a Ray cluster that is there (auto finds one on this machine)")
+    add("--address", metavar="HOST:PORT", help="a Ray cluster that runs already (auto: one on this machine)")
     add("--cpus-per-run", type=float, metavar="X", help="CPUs, and so threads, of a run (1 without a GPU)")
     add("--gpus-per-run", type=float, metavar="X", help="GPUs of a run; 0.5 lets two share one (1 where there are any)")
-    add("--retries", type=int, default=2, metavar="N", help="tries after a run's worker was lost (%(default)s)")
-    add("--quiet", action="store_true", help="print a line per run, not per epoch, also with --serial")
+    add("--retries", type=int, default=2, metavar="N", help="tries again after a worker was lost (%(default)s)")
+    add("--quiet", action="store_true", help="print a line per run, not per epoch")
     add_trust_option(parser)
     add_recipe_options(parser)
 
@@ -189,10 +194,16 @@ def _say(text: str) -> None:
 
 
 COMMAND = Command(
-    "Train a grid of budgets, goals and seeds, and dense networks of the same size: the trade-off curve.",
+    "Train a grid of budgets, goals and seeds: the trade-off curve.",
     _options,
     _run,
-    "[RECIPE.yaml] --budgets 0.3,0.05 [--goals exact,fixed-ga] [--dense-equivalents] [--seeds 3] ...",
-    "What is finished is not trained again, what was cut off goes on. Runs take place on Ray, on this machine or on a\n"
-    "cluster (--address); without Ray one after another. Every field of the recipe is an option, as in pareback train.",
+    "[RECIPE.yaml] --budgets A,B [OPTIONS]",
+    "What is finished is not trained again, and what was cut off goes on. Runs take place on Ray, on this machine or "
+    "on a cluster (--address); without Ray, one after another. Every field of a recipe is an option, as in pareback "
+    "train.",
+    (
+        "pareback curve --budgets 0.3,0.1",
+        "pareback curve --budgets 0.3,0.1 --goals exact,gmp --seeds 3",
+        "pareback curve --budgets 0.3,0.1 --dry-run",
+    ),
 )

@@ -25,8 +25,9 @@ def _run(options: Namespace) -> None:
 
 
 COMMAND = Command(
-    "Prune two small networks on real handwritten digits in about a minute, and draw what came of it.",
+    "Prune two small networks on handwritten digits, in about a minute.",
     _options,
     _run,
     "[--out DIR]",
+    "Tables and pictures of what came of it are in the folder afterwards.",
 )

@@ -74,4 +74,5 @@ COMMAND = Command(
     "RUN [--data.path PATH] [--model last|best|ema] [--out FILE.png] [--json] [--trust]",
     "Other images are a folder with one folder per class, or with val/ or test/ of that kind; or an .npz file.\n"
     "A run that was interrupted is measured by its last checkpoint, and the output says so.",
+    ("pareback evaluate runs/digits-0",),
 )

@@ -26,8 +26,10 @@ def _run(options: Namespace) -> None:
 
 
 COMMAND = Command(
-    "Write a run's model, or a file of weights, as a compressed .pare file, as safetensors or as ONNX.",
+    "Write a run or a file of weights as .pare, safetensors or ONNX.",
     _options,
     _run,
     "RUN_OR_FILE [--format pare|safetensors|onnx] [--out FILE] [--values float16|bfloat16] [--trust]",
+    "A .pare file is compressed: zeros take next to no room in it.",
+    ("pareback export runs/digits-0", "pareback export runs/digits-0 --format onnx --out model.onnx"),
 )

@@ -36,4 +36,5 @@ COMMAND = Command(
     _options,
     _run,
     "FILE_OR_RUN [--json]",
+    examples=("pareback inspect runs/digits-0",),
 )

@@ -20,9 +20,9 @@ def _options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="points to draw beside the runs: a YAML or JSON file, or table2 for the paper's; may be given again",
+        help="points to draw beside the runs: a YAML or JSON file, or table2 for the paper's; can be repeated",
     )
-    add("--figures", type=Path, metavar="DIR", help="write every chart here too, as PNG and SVG")
+    add("--figures", type=Path, metavar="DIR", help="also write every chart here, as PNG and SVG")
 
 
 def _run(options: Namespace) -> None:
@@ -47,6 +47,9 @@ def _run(options: Namespace) -> None:
     files.write_text(options.out, text)
     left = f", {counted(len(report.problems), 'entry', 'entries')} that could not be used" if report.problems else ""
     print(f"wrote {options.out}, {len(text.encode()):,} bytes: {counted(len(report.runs), 'run')}{left}")
+    if not report.runs:  # or nobody would know why the page is empty
+        for problem in report.problems[:3]:
+            print(f"{problem.path} is {problem.state}: {problem.about}")
     names = [task.name for task in report.tasks]
     lost = Counter(point.task for point in points if not any(point.fits(name) for name in names))
     for pattern, count in lost.items():
@@ -58,9 +61,11 @@ def _run(options: Namespace) -> None:
 
 
 COMMAND = Command(
-    "Draw runs as one HTML file: error against budget, layers, convergence, weights, and a table.",
+    "Draw runs as one HTML file: error against budget, layers, a table.",
     _options,
     _run,
     "[RUNS] [-o report.html] [--references FILE] [--figures DIR]",
-    "The file needs no network. References are points such as {label: theirs, error: 21.5, nonzeros: 1.6M}.",
+    "The file needs no network and can be sent to anybody. References are points such as {label: theirs, error: 21.5, "
+    "nonzeros: 1.6M}.",
+    ("pareback page", "pareback page runs -o report.html --figures figures"),
 )

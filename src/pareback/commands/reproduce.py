@@ -11,26 +11,30 @@ from .arguments import Command, Parser, UsageError, output_path, seeds
 
 def _options(parser: Parser) -> None:
     add = parser.add_argument
-    add("experiment", metavar="EXPERIMENT", help="one of those named above")
-    add("--data.path", dest="data", metavar="FILE", help="the .npz file of CIFAR-100; imagenette: a folder")
+    add("experiment", metavar="EXPERIMENT", help="one of the above")
+    add("--data.path", dest="data", metavar="FILE", help="CIFAR-100 as a .npz file; for imagenette, its folder")
     add(
         "--out",
         type=output_path,
         default=Path("results/paper"),
         metavar="DIR",
-        help="tables, plots, rows/ (%(default)s)",
+        help="where tables and pictures go (%(default)s)",
     )
     add(
-        "--runs", type=output_path, default=Path("runs/paper"), metavar="DIR", help="folders with weights (%(default)s)"
+        "--runs",
+        type=output_path,
+        default=Path("runs/paper"),
+        metavar="DIR",
+        help="where the runs go (%(default)s)",
     )
-    add("--recipes", type=Path, metavar="DIR", help="the rows' recipes (recipes/paper, here or of the checkout)")
+    add("--recipes", type=Path, metavar="DIR", help="the rows' recipes (recipes/paper, here or in the clone)")
     add("--only", metavar="A,B", help="these rows alone, in this order")
-    add("--seeds", default="1", metavar="N", help="how many, from 0, or which: 3 is 0,1,2, and 1, is that one")
+    add("--seeds", default="1", metavar="N", help="how many: 3 is 0,1,2; or which: 0,5, or 5, for that one")
     add("--epochs", type=int, metavar="N", help="shorten to N epochs, with as many restarts")
     add("--width", type=int, metavar="N", help="shrink the network to this width")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    add("--seconds", type=float, metavar="N", help="begin no row that would not end N seconds after the start")
-    add("--collect", action="store_true", help="train nothing: write tables and plots from the rows in --out")
+    add("--seconds", type=float, metavar="N", help="begin no row that would end later than N seconds from now")
+    add("--collect", action="store_true", help="train nothing: write tables and pictures of the rows there are")
     add("--quiet", action="store_true", help="print a line per row, not per epoch")
 
 
@@ -50,6 +54,11 @@ def _run(options: Namespace) -> None:
         raise UsageError(f"There is no experiment {options.experiment!r}.{hint}")
     experiment = experiments[options.experiment]
     if options.collect:
+        rows = options.out / "rows"
+        if not any(rows.glob("*.json")):
+            raise UsageError(
+                f"There are no rows in {str(rows)!r}. Train some without --collect, or give another folder with --out."
+            )
         own = {PEERS.name: collect_peers, IMAGENETTE.name: collect_imagenette}.get(experiment.name)
         for path in own(options.out) if own else collect(experiment, options.out):
             print(f"wrote {path}")
@@ -82,16 +91,25 @@ def _run(options: Namespace) -> None:
 
 
 COMMAND = Command(
-    "Train the rows of one of the paper's tables or curves and set them beside its numbers.",
+    "Train one of the paper's tables or curves again.",
     _options,
     _run,
-    "EXPERIMENT --data.path FILE [--only A,B] [--seeds N] [--collect] ...",
-    "table2: the six rows of Table 2. ste: the ablation of the straight-through estimator. exact: exact budgets\n"
-    "of 85 to 99 %. one-cycle: the same without restarts. taught: with the dense network as a teacher.\n"
-    "trials: what costs accuracy at 98 %, in 40 epochs. curves: its trade-off curve, with dense equivalents and\n"
-    "the exact budget, in 40 epochs. figure7: that curve as the paper trained it, in 120. losses: Eq. 8, 10 and 11,\n"
-    "a training of 40 epochs each. peers: the exact budget and its peers, the grid first, then seeds of the best (it\n"
-    "chooses seeds itself), 120 epochs, a ViT-Tiny, and ablations on images held out of the training ones.\n"
-    "imagenette: ResNet-50 and AlexNet, trained on photographs and then sparsified in 20 epochs.\n"
+    "EXPERIMENT --data.path FILE [--only A,B] [--seeds N] [--collect] [OPTIONS]",
+    "  table2      the six rows of Table 2\n"
+    "  ste         with and without the straight-through estimator\n"
+    "  exact       exact budgets of 85 to 99 %\n"
+    "  one-cycle   the same without restarts\n"
+    "  taught      with the dense network as a teacher\n"
+    "  trials      what costs accuracy at 98 %, in 40 epochs\n"
+    "  curves      the trade-off curve, with thinner dense networks, in 40 epochs\n"
+    "  figure7     that curve as the paper trained it, in 120 epochs\n"
+    "  losses      Eq. 8, 10 and 11, in 40 epochs\n"
+    "  peers       the exact budget and its peers, on a WRN and a ViT-Tiny; it\n"
+    "              chooses seeds itself\n"
+    "  imagenette  ResNet-50 and AlexNet on photographs, sparsified in 20 epochs\n\n"
     "Rows that are there are not trained again, and rows that were cut off go on.",
+    (
+        "pareback reproduce table2 --data.path cifar100.npz",
+        "pareback reproduce table2 --collect",
+    ),
 )

@@ -16,14 +16,14 @@ from .arguments import Command, Parser, UsageError, add_recipe_options, add_trus
 
 
 def _options(parser: Parser) -> None:
-    parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="the recipe; digits without one")
+    parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.yaml", help="without one, the digits")
     parser.add_argument("--out", type=output_path, metavar="DIR", help="the run's folder (default: runs/NAME-SEED)")
     parser.add_argument(
-        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, --out or the default folder"
+        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR (default: that of --out)"
     )
-    parser.add_argument("--force", action="store_true", help="throw away the run that is in the folder")
+    parser.add_argument("--force", action="store_true", help="delete the run that is in the folder and begin anew")
     add_trust_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="print the last line alone")
+    parser.add_argument("--quiet", action="store_true", help="print only the last line")
     add_recipe_options(parser)
 
 
@@ -124,7 +124,12 @@ COMMAND = Command(
     "Train a recipe, or the digits without one, into a run folder.",
     _options,
     _run,
-    "[RECIPE.yaml] [--out DIR] [--resume [DIR]] [--SECTION.FIELD VALUE ...]",
-    "Every field of the recipe is an option: pareback train RECIPE.yaml --goal.kind budget --goal.sparsity 0.98.\n"
-    "Under torchrun (torchrun --nproc-per-node 2 -m pareback train ...) processes share each batch.",
+    "[RECIPE.yaml] [--SECTION.FIELD VALUE ...] [OPTIONS]",
+    "Every field of a recipe is an option, and an option overrides the recipe. Limits can be combined: --goal.params "
+    "0.1 --goal.flops 50M. On several GPUs: torchrun --nproc-per-node 2 -m pareback train ...",
+    (
+        "pareback train --goal.kind budget --goal.sparsity 0.95",
+        "pareback train --resume runs/digits-0",
+        "pareback train recipes/digits-curve.yaml --train.epochs 5",
+    ),
 )

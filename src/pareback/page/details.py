@@ -105,10 +105,11 @@ def _histogram(found: Histogram) -> dict[str, Any]:
         "counts": found.counts,
         "reach": _short(found.reach),
         "sigma": _short(found.sigma),
-        "threshold": None if found.threshold is None else _short(found.threshold),
+        "threshold": _short(found.threshold) if found.threshold else None,
         "size": found.size,
         "nonzeros": found.nonzeros,
-        "top": round(1.05 * found.tallest),
+        # Without a bound nothing was pruned, and a latent weight is the weight.
+        "latents": found.latents if found.threshold else None,
     }
 
 

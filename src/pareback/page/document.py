@@ -14,6 +14,7 @@ from .._version import __version__
 from ..messages import counted
 from . import datasets, listing
 from .charts import CHARTS, vega
+from .charts.runs import PARTS
 from .charts.theme import DARK, DASHES, DENSE_SHAPES, LIGHT, SCALES, SHAPES
 from .details import SHOWN, ranked
 from .groups import TaskRuns
@@ -115,6 +116,8 @@ def _data(report: StoreReport) -> dict[str, Any]:
         "themes": {"light": LIGHT, "dark": DARK},
         "shapes": {"pruned": SHAPES, "dense": DENSE_SHAPES},
         "dashes": DASHES,
+        "parts": PARTS,
+        "counted": datasets.COUNTED,
         "quantities": QUANTITIES,
         "most": _MOST_DRAWN,
         "tasks": [_task(task, report, places) for task in report.tasks],
@@ -143,8 +146,10 @@ def _task(task: TaskRuns, report: StoreReport, places: dict[int, int]) -> dict[s
         "references": elsewhere,
         "scales": {
             "linear": datasets.linear_scale([*points, *elsewhere]),
-            "log": {"scale": SCALES["log"], "beyond": datasets.BAND},
+            "log": {"scale": SCALES["log"], "beyond": "", "within": "true"},
         },
+        "axes": {quantity: datasets.counted_axis([*points, *elsewhere], quantity) for quantity in QUANTITIES},
+        "extras": {quantity: datasets.legend_extras(task, quantity) for quantity in QUANTITIES},
         "looks": datasets.series_of(task, references),
         "shown": drawable[:SHOWN],
     }

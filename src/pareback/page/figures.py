@@ -11,6 +11,7 @@ from typing import Any
 from .. import files
 from . import datasets
 from .charts import CHARTS, vega
+from .charts.runs import PARTS
 from .charts.theme import LIGHT, filled, legend_columns, looks
 from .details import SHOWN, ranked
 from .groups import TaskRuns
@@ -44,8 +45,8 @@ def charts_of(report: StoreReport, task: TaskRuns) -> Iterator[tuple[str, dict[s
     yield from _convergence(shown)
     pruned = [line for line in shown if line.detail["layers"]]
     if pruned:
-        rows = [row for line in pruned for row in datasets.epoch_rows(line.label, line.detail)]
-        yield "sparsity", _drawn("sparsity", {"epochs": rows}, _of_runs(pruned))
+        rows = _epoch_rows(pruned)
+        yield "sparsity", _drawn("sparsity", {"epochs": rows}, {**_of_runs(pruned), **_epochs(rows)})
         yield "layers", _layers(pruned)
     for line in pruned:
         if line.detail["histograms"]:
@@ -82,7 +83,7 @@ def _painted(look: Any) -> Any:
     """Return a look with the theme's colour in place of its number or name."""
     if isinstance(look, int):
         return LIGHT["colours"][look]
-    return LIGHT[look] if look in ("ink", "muted") else look
+    return LIGHT[look] if look in ("ink", "muted", "band") else look
 
 
 def _tradeoff(report: StoreReport, task: TaskRuns, quantity: str, title: str) -> dict[str, Any]:
@@ -95,11 +96,26 @@ def _tradeoff(report: StoreReport, task: TaskRuns, quantity: str, title: str) ->
             series["labels"], colours, series["shapes"], series["dashes"], strict=True
         )
     }
-    rows = {"points": datasets.points(task), "references": datasets.reference_rows(references)}
+    every = datasets.points(task)
+    broken = [row for row in every if row["at_chance"]]
+    shown = [row for row in every if not row["at_chance"]] or every
+    rows = {"points": shown, "references": datasets.reference_rows(references)}
     data = {name: [{**row, **looks_of[row["series"]]} for row in found] for name, found in rows.items()}
-    look = {"labels": series["labels"], "colours": colours, "shapes": series["shapes"], "size": 130}
-    look |= datasets.linear_scale([*data["points"], *data["references"]])
-    return _drawn("tradeoff", data, {**look, **axis(quantity, title), "ticks": 6})
+    both = [*data["points"], *data["references"]]
+    scale, extras = datasets.linear_scale(both), datasets.legend_extras(task, quantity)
+    if broken and len(shown) < len(every):
+        left_out = f"left out, no better than guessing: {'; '.join(row['called'] for row in broken)}"
+        scale["beyond"] = [line for line in (scale["beyond"], left_out) if line]
+    drawn = {row["series"] for row in both}
+    used = [at for at, label in enumerate(series["labels"]) if label in drawn]
+    look = {
+        "labels": [*(series["labels"][at] for at in used), *extras["labels"]],
+        "colours": [*(colours[at] for at in used), *map(_painted, extras["colours"])],
+        "shapes": [*(series["shapes"][at] for at in used), *extras["shapes"]],
+        "size": 130,
+    }
+    counted = datasets.counted_axis(both, quantity)
+    return _drawn("tradeoff", data, {**look, **scale, **axis(quantity, title), **counted})
 
 
 def axis(quantity: str, title: str) -> dict[str, Any]:
@@ -110,11 +126,23 @@ def axis(quantity: str, title: str) -> dict[str, Any]:
 
 
 def _convergence(shown: list[_Line]) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = [row for line in shown for row in datasets.epoch_rows(line.label, line.detail)]
+    rows = _epoch_rows(shown)
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:
-        domain = [min(errors), datasets.error_top([line.detail for line in shown])]
-        yield "convergence", _drawn("convergence", {"epochs": rows}, {**_of_runs(shown), "domain": domain})
+        low, top = min(errors), datasets.error_top([line.detail for line in shown]) or 0.0
+        domain = [low, top] if top > low else [low - 1.0, low + 1.0]
+        values = {**_of_runs(shown), **_epochs(rows), "domain": domain}
+        yield "convergence", _drawn("convergence", {"epochs": rows}, values)
+
+
+def _epoch_rows(shown: list[_Line]) -> list[dict[str, Any]]:
+    return [
+        {**row, "dash": line.look["dashes"]} for line in shown for row in datasets.epoch_rows(line.label, line.detail)
+    ]
+
+
+def _epochs(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"epochs": datasets.epoch_ticks(max((row["epoch"] for row in rows), default=1))}
 
 
 def _layers(shown: list[_Line]) -> dict[str, Any]:
@@ -126,7 +154,10 @@ def _layers(shown: list[_Line]) -> dict[str, Any]:
 
 def _histograms(detail: dict[str, Any]) -> dict[str, Any]:
     rows = datasets.histogram_rows(detail)
-    values = {"order": [row["layer"] for row in rows], "panels": 3, "width": 210}
+    parts = datasets.histogram_parts(rows)
+    paints = [LIGHT[PARTS[part]] for part in parts]
+    values = {"order": [row["layer"] for row in rows], "panels": min(3, len(rows)), "width": 210}
+    values |= {"counted": datasets.COUNTED["sqrt"], "parts": parts, "paints": paints, "columns": len(parts)}
     return _drawn("histograms", {"histograms": rows}, values)
 
 
@@ -136,6 +167,6 @@ def _of_runs(shown: list[_Line]) -> dict[str, Any]:
 
 
 def _drawn(name: str, data: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    columns = legend_columns(values.get("labels", ()), _WIDTH)
-    sizes = {"width": _WIDTH, "height": _HEIGHT, "columns": columns, "limit": 280}
+    columns = legend_columns(values.get("labels", ()), _WIDTH - 60)
+    sizes = {"width": _WIDTH, "height": _HEIGHT, "columns": columns, "limit": _WIDTH - 90}
     return {**filled(CHARTS[name](), {**LIGHT, **sizes, **values}), "datasets": data}

@@ -44,6 +44,11 @@ class ChartPoint:
         return ("dense" if self.runs[0].is_dense else "thinned") + self.series.removeprefix(_DENSE_LINE)
 
     @property
+    def at_chance(self) -> bool:
+        """Whether the runs are, on the whole, no better than guessing."""
+        return 2 * sum(run.at_chance for run in self.runs) > len(self.runs)
+
+    @property
     def called(self) -> str:
         """Method and budget, in words."""
         return self.level if self.runs[0].is_unpruned else f"{self.series}, {self.level}"
@@ -125,9 +130,10 @@ def _order(point: ChartPoint) -> tuple[Any, ...]:
 def _front(points: Sequence[ChartPoint], quantity: str) -> set[int]:
     """Return the places of the points that no other one beats in one of error and count without losing in the other.
 
-    Counts within :data:`LEVEL` of each other are level: a weight less does not make up for points of error.
+    Counts within :data:`LEVEL` of each other are level: a weight less does not make up for points of error. What is no
+    better than guessing is on no front, however small it is.
     """
-    known = [(p.counts[quantity], p.error.mean, at) for at, p in enumerate(points)]
+    known = [(p.counts[quantity], p.error.mean, at) for at, p in enumerate(points) if not p.at_chance]
     counted = [(count.mean, error, at) for count, error, at in known if count is not None]
     return {at for *own, at in counted if not any(_beats(other, own) for *other, _ in counted)}
 
@@ -137,13 +143,25 @@ def _beats(other: Sequence[float], own: Sequence[float]) -> bool:
     return (error < my_error and count <= mine * (1 + LEVEL)) or (error <= my_error and count < mine)
 
 
+def _is_usual(value: Any, others: Sequence[Any]) -> bool:
+    """Whether a value goes without saying: it is none, or more lines of a method have it than have any other.
+
+    >>> [_is_usual(value, [0.5, 0.5, 0.25]) for value in (0.5, 0.25)], _is_usual(1, [1, 2]), _is_usual(None, [None, 1])
+    ([True, False], False, True)
+    """
+    if value is None:
+        return True
+    counts = [others.count(other) for other in others if other != value]
+    return not counts or others.count(value) > max(counts)
+
+
 def _names(lines: set[str], thinned: set[str]) -> dict[str, str]:
-    """Return each line's name: its method, and where several share one, the fields in which they differ."""
+    """Return each line's name: its method, and where several share one, the fields in which it is unlike most."""
     fields = {line: json.loads(line) for line in lines}
     names = {}
     for line, own in fields.items():
         rivals = [other for other in fields.values() if other["method"] == own["method"]]
-        differing = [key for key in own if any(other.get(key) != own[key] for other in rivals)]
+        differing = [key for key in own if not _is_usual(own[key], [other.get(key) for other in rivals])]
         extra = "".join(_told(key, own[key]) for key in differing)
         names[line] = (own["method"].replace("dense", _DENSE_LINE, 1) if line in thinned else own["method"]) + extra
     return _distinct(names)
@@ -161,10 +179,14 @@ def _distinct(names: dict[str, str]) -> dict[str, str]:
 
 def _told(key: str, value: Any) -> str:
     """Say in what a line differs from others of its method; the way to a teacher follows its name."""
-    return f" ({value})" if key == "teacher.run" else f", {key.rpartition('.')[2]} {_word(value)}"
+    return f" ({value})" if key == "teacher.run" else f", {key.rpartition('.')[2].replace('_', ' ')} {_word(value)}"
 
 
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
     return "none" if value is None else str(value)

@@ -13,31 +13,31 @@ from .runs import QUANTITIES, Run
 #: How much worse than the dense network a pruned one may be to be called as good.
 _AS_GOOD = 1.0
 
+#: With what is said of each where the mouse rests.
 _HEADINGS = (
-    ("Run", True),
-    ("Front", True),
-    ("Seed", False),
-    ("Method", True),
-    ("Asked", True),
-    ("Error %", False),
-    ("To dense", False),
-    ("Non-zeros", False),
-    ("Zeros %", False),
-    ("FLOPs", False),
-    ("Bytes", False),
-    ("Of dense %", False),
-    ("Budget kept", False),
-    ("Minutes", False),
+    ("Run", True, ""),
+    ("★", True, "on the Pareto front"),
+    ("Seed", False, ""),
+    ("Method", True, ""),
+    ("Asked", True, "the budget, or the penalty's weight"),
+    ("Error (%)", False, "of the test images"),
+    ("To dense (points)", False, "how much higher the error is than the dense network's"),
+    ("Non-zeros", False, "parameters of the whole network"),
+    ("Zeros (%)", False, "in the pruned tensors"),
+    ("FLOPs", False, "per input"),
+    ("Size (bytes)", False, "of the stored model"),
+    ("Size (% of dense)", False, "of the stored model"),
+    ("Off budget", False, "how far above or below each limit the run ended"),
+    ("Time (min)", False, "of the whole training"),
 )
 
 
 def table(report: StoreReport) -> str:
     """Return the table of all runs, a body row each; the script sorts, filters and unfolds recipes."""
-    cells = [
-        f'<th scope="col"{_kind(text)}><button type="button">{escape(name)}</button></th>' for name, text in _HEADINGS
-    ]
-    cells.insert(1, '<th scope="col" class="text">Recipe</th>')
-    head = "".join(cells)
+    head = "".join(
+        f'<th scope="col"{_kind(text)}{_title(about)}><button type="button">{escape(name)}</button></th>'
+        for name, text, about in _HEADINGS
+    )
     body: list[str] = []
     place = 0
     for number, task in enumerate(report.tasks):
@@ -56,19 +56,18 @@ def _row(report: StoreReport, place: int, run: Run, number: int, task: TaskRuns,
     share = _of_dense(run, task)
     nearest = max((abs(entry.off) for entry in run.kept), default=None)
     cells = [
-        '<td class="text"><button type="button" aria-expanded="false">recipe</button></td>',
         _front(point.fronts),
         _cell(str(run.seed), run.seed),
         _cell(point.method, text=True),
         _cell(run.level, text=True),
         _cell(f"{run.error:.2f}", run.error),
-        _cell("–" if away is None else f"{away:+.2f}", away),
+        _cell("–" if away is None else _signed(f"{away:+.2f}"), away),
         _counted(run, "nonzeros"),
         _cell("–" if run.sparsity is None else f"{100 * run.sparsity:.3f}", run.sparsity),
         _counted(run, "flops"),
         _counted(run, "bytes"),
         _cell("–" if share is None else f"{share:.1f}", share),
-        _cell("; ".join(map(str, run.kept)) or "–", nearest, long=True),
+        _cell(_off(run), nearest, long=True, about="; ".join(map(str, run.kept))),
         _cell(f"{run.minutes:.1f}", run.minutes),
     ]
     fronts = " ".join(quantity for quantity in QUANTITIES if quantity in point.fronts)
@@ -87,10 +86,32 @@ def _of_dense(run: Run, task: TaskRuns) -> float | None:
 
 def _named(name: str, drawn_as: str | None) -> str:
     """Return a row's heading, with a box to check where the run can be drawn."""
-    if drawn_as is None:
-        return f'<th scope="row"><span>{escape(name)}</span></th>'
-    box = f'<input type="checkbox" aria-label="Draw {escape(drawn_as)}">'
-    return f'<th scope="row"><label>{box}<span>{escape(name)}</span></label></th>'
+    shown = f"<span>{escape(name)}</span>"
+    if drawn_as is not None:
+        shown = f'<label><input type="checkbox" aria-label="Draw {escape(drawn_as)}">{shown}</label>'
+    about = escape(f"Recipe of {drawn_as or name}")
+    unfold = f'<button type="button" class="unfold" aria-expanded="false" aria-label="{about}"></button>'
+    return f'<th scope="row"><div class="named">{shown}{unfold}</div></th>'
+
+
+def _off(run: Run) -> str:
+    """Say how far a run is from its limits; of several, from each.
+
+    A share tells more than a count, but of next to nothing it would be a zero.
+    """
+    told = []
+    for entry in run.kept:
+        more = entry.got - entry.allowed
+        away = f"{more:+,}" if abs(entry.off) < 5e-5 else f"{100 * entry.off:+.2f} %"
+        told.append("exact" if not more else _signed(away))
+    if len(told) < 2:
+        return told[0] if told else "–"
+    return ", ".join(f"{entry.unit} {away}" for entry, away in zip(run.kept, told, strict=True))
+
+
+def _signed(number: str) -> str:
+    """Return a number with the sign that is as wide as a plus."""
+    return number.replace("-", "−")
 
 
 def _front(fronts: Container[str]) -> str:
@@ -118,10 +139,19 @@ def _short(count: float) -> str:
     return f"{count:.4g}"
 
 
-def _cell(shown: str, value: float | None = None, text: bool = False, long: bool = False) -> str:
+def _cell(shown: str, value: float | None = None, text: bool = False, long: bool = False, about: str = "") -> str:
     kind = ' class="long"' if long else _kind(text)
     sort = "" if text else f' data-sort="{"" if value is None else f"{value:.10g}"}"'
-    return f"<td{kind}{sort}>{escape(shown)}</td>"
+    return f"<td{kind}{sort}{_title(about)}>{_unbroken(shown)}</td>"
+
+
+def _title(about: str) -> str:
+    return f' title="{escape(about)}"' if about else ""
+
+
+def _unbroken(shown: str) -> str:
+    """Return text as HTML in which no percent sign begins a line."""
+    return escape(shown).replace(" %", "\u00a0%")
 
 
 def _kind(text: bool) -> str:
@@ -158,7 +188,7 @@ def summary(task: TaskRuns, number: int) -> str:
             tiles.append((f"Smallest within {_AS_GOOD:g} point of it", _less(small, task.dense), about))
     tiles.append(("Lowest error", f"{best.error.mean:.2f} %", f"{best.called}, {_size(best)}"))
     body = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        f"<div><dt>{escape(name)}</dt><dd>{_unbroken(value)}<small>{_unbroken(more)}</small></dd></div>"
         for name, value, more in tiles
     )
     return f'<dl class="tiles{" hidden" if number else ""}" data-summary="{number}">{body}</dl>'
@@ -174,7 +204,7 @@ def _smallest(task: TaskRuns, dense: ChartPoint) -> ChartPoint | None:
 
 def _less(small: ChartPoint, dense: ChartPoint) -> str:
     few, many = small.counts["nonzeros"], dense.counts["nonzeros"]
-    return "–" if few is None or many is None else f"{many.mean / few.mean:.1f}× fewer"
+    return "–" if few is None or many is None else f"{many.mean / few.mean:.1f}× smaller"
 
 
 def _size(point: ChartPoint) -> str:

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+from ..goals.budget import EXACT_SHRINK
 from ..lab.recipe.goals import NAMES
 from ..lab.recipe.reading import entries
 from ..runs.folder import INCIDENTAL
+from .budget import ramp
 
 #: Fields that name a run, or make it faster, and do not make it another experiment.
 _NOT_THE_EXPERIMENT = {
@@ -31,6 +33,7 @@ _SWEPT = {
     "budget": _LIMITS,
     **dict.fromkeys(("fixed", *NAMES), ("goal.sparsity",)),
 }
+_LIMIT_WORDS = {"sparsity": "weights", "params": "parameters", "flops": "FLOPs", "bytes": "bytes"}
 _EVERY_GOAL = {
     "goal.kind",
     "goal.shrink",
@@ -87,6 +90,8 @@ def method(recipe: Mapping[str, Any]) -> str:
     'budget-avg of FLOPs'
     >>> method(flat({"goal": {"kind": "rigl", "sparsity": 0.9}}))
     'RigL (ERK)'
+    >>> method(flat({"goal": {"kind": "budget", "params": 0.2, "flops": 0.3}}))
+    'exact budget of parameters and FLOPs'
     >>> method(flat({"goal": {"kind": "budget"}, "teacher": {"run": "runs/dense"}}))
     'exact budget, taught by dense'
     """
@@ -105,7 +110,9 @@ def _goal(recipe: Mapping[str, Any]) -> str:
         return f"unconstrained{cost}"
     if kind in NAMES:
         return NAMES[kind]
-    of = " and ".join(word for limit, word in (("flops", "FLOPs"), ("bytes", "bytes")) if recipe[f"goal.{limit}"])
+    named = [word for limit, word in _LIMIT_WORDS.items() if recipe[f"goal.{limit}"] is not None]
+    # One limit on weights or parameters goes without saying: the chart counts them.
+    of = " and ".join(named if len(named) > 1 else [word for word in named if word in ("FLOPs", "bytes")])
     penalty = "budget-avg" if recipe["goal.average"] == "mean" else "budget-wavg"
     names = {"exact": "exact budget", "hinge": f"{penalty} (hinge)"}
     return names.get(recipe["goal.enforce"], penalty) + (f" of {of}" if of else "")
@@ -116,6 +123,7 @@ def line(recipe: Mapping[str, Any]) -> dict[str, Any]:
     kind = recipe["goal.kind"]
     goal = set() if kind == "dense" else _EVERY_GOAL | _special(recipe)
     left_out = {*_NOT_THE_EXPERIMENT, *_SWEPT.get(kind, ()), "model.thin"}
+    recipe = {**recipe, **_meant(recipe)}
     if not recipe["teacher.run"]:
         left_out |= {key for key in recipe if key.startswith("teacher.")}
     return {
@@ -126,6 +134,18 @@ def line(recipe: Mapping[str, Any]) -> dict[str, Any]:
             if key not in left_out and (not key.startswith("goal.") or key in goal)
         },
     }
+
+
+def _meant(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what fields that were left out stand for: runs that say so are the same experiment as those that do not.
+
+    >>> _meant(flat({"goal": {"kind": "budget"}}))
+    {'goal.shrink': 'power', 'goal.ramp': 0.5}
+    """
+    if recipe["goal.kind"] not in ("budget", "fixed", "unconstrained"):
+        return {}  # methods have defaults of their own
+    exactly = recipe["goal.kind"] == "budget" and recipe["goal.enforce"] == "exact"
+    return {"goal.shrink": recipe["goal.shrink"] or (EXACT_SHRINK if exactly else "hard"), "goal.ramp": ramp(recipe)}
 
 
 def _special(recipe: Mapping[str, Any]) -> set[str]:

@@ -45,6 +45,8 @@ class Run:
     kept: tuple[Kept, ...]
     minutes: float
     made: str
+    at_chance: bool = False
+    """Whether the network is no better than one that guesses."""
 
     @property
     def label(self) -> str:
@@ -109,7 +111,20 @@ def _run(stored: StoredRun, result: Mapping[str, Any]) -> Run:
         kept=kept(recipe, result),
         minutes=float(result["seconds"]["total"]) / 60.0,
         made=_made(result["environment"]),
+        at_chance=_at_chance(100.0 - error, result.get("classes")),
     )
+
+
+def _at_chance(accuracy: float, classes: Any) -> bool:
+    """Whether an accuracy in percent is what guessing gives, or next to nothing more.
+
+    >>> _at_chance(10.4, 10), _at_chance(14.0, 10), _at_chance(1.0, None)
+    (True, False, False)
+    """
+    if not isinstance(classes, int) or classes < 2:
+        return False
+    chance = 100.0 / classes
+    return accuracy - chance < 0.02 * (100.0 - chance)
 
 
 def _count(value: Any) -> float | None:

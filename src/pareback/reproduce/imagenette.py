@@ -274,9 +274,11 @@ def as_json(records: Kept) -> dict[str, Any]:
 
 
 def plot_imagenette(records: Kept, path: Path) -> Path:
-    """Draw accuracy against parameters that are left, a panel per network, and return ``path``."""
-    with figure(1, 2, (10.0, 4.4), path) as (drawn, axes):
-        for panel, section, title in zip(axes[0], (RESNET50, ALEXNET), _NETWORKS.values(), strict=True):
+    """Draw accuracy against parameters that are left, a panel per network that was run, and return ``path``."""
+    both = dict(zip(_NETWORKS.values(), (RESNET50, ALEXNET), strict=True))
+    there = {title: one for title, one in both.items() if any(records.get(row.name) for row in one.rows)} or both
+    with figure(1, len(there), (7.0 if len(there) == 1 else 10.0, 4.4), path) as (drawn, axes):
+        for panel, (title, section) in zip(axes[0], there.items(), strict=True):
             _panel(panel, section, records)
             panel.set_title(title)
             panel.set_xlabel("non-zero parameters (millions)")

@@ -207,9 +207,11 @@ def with_error(value: float | None, error: float | None, sign: bool = False) -> 
 
 
 def plot_peers(records: Kept, path: Path) -> Path:
-    """Draw accuracy against the share of zeros, a line per method, for either network; return ``path``."""
-    with figure(1, 2, (10.0, 4.4), path) as (drawn, axes):
-        for panel, section, title in zip(axes[0], (PEERS, PEERS_VIT), ("WRN-16-8", "ViT-Tiny"), strict=True):
+    """Draw accuracy against the share of zeros, a line per method, for each network that was run; return ``path``."""
+    both = {"WRN-16-8": PEERS, "ViT-Tiny": PEERS_VIT}
+    there = {title: one for title, one in both.items() if any(records.get(row.name) for row in one.rows)} or both
+    with figure(1, len(there), (7.0 if len(there) == 1 else 10.0, 4.4), path) as (drawn, axes):
+        for panel, (title, section) in zip(axes[0], there.items(), strict=True):
             _panel(panel, section, records)
             panel.set_title(title)
             panel.set_xlabel("zeros in the pruned tensors (%)")
@@ -232,7 +234,10 @@ def _panel(panel: Any, section: Experiment, records: Kept) -> None:
         at = [asked.index(_percent(row)) for row, _ in found]
         values, errors = [one.accuracy for _, one in found], [one.error or 0.0 for _, one in found]
         look = {"color": (*COLOURS, THINNED)[turn], "marker": (*MARKERS, "X")[turn]}
-        panel.errorbar(at, values, errors, label=LABELS[method], capsize=3, linewidth=2.2 if turn == 0 else 1.2, **look)
+        wide = 2.2 if turn == 0 else 1.2
+        # A row of one seed has no error: bars of no height would be strokes through its points.
+        bars = errors if any(errors) else None
+        panel.errorbar(at, values, bars, label=LABELS[method], capsize=3, linewidth=wide, **look)
     panel.set_xticks(range(len(asked)), [str(percent) for percent in asked])
     panel.set_xlim(-0.3, len(asked) - 0.7)
     if not any(records.get(row.name) for row in section.rows):

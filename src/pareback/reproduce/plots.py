@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 from .. import files
@@ -27,6 +27,7 @@ _SETTINGS = {
     "grid.alpha": 0.3,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "legend.handlelength": 3.0,  # enough to tell dashes apart
     "lines.linewidth": 1.6,
 }
 
@@ -71,18 +72,44 @@ def legend_below(drawn: Any, *panels: Any) -> None:
             found.setdefault(label, handle)
     labels = list(found)
     inches = 0.6 + 0.07 * max(len(label) for label in labels)
-    columns = max(1, int(drawn.get_figwidth() / inches))
-    drawn.legend(found.values(), labels, loc="outside lower center", ncols=min(columns, len(labels)), fontsize=9)
+    rows = -(-len(labels) // max(1, int(drawn.get_figwidth() / inches)))
+    columns = -(-len(labels) // rows)  # rows of about one length
+    drawn.legend(found.values(), labels, loc="outside lower center", ncols=columns, fontsize=9)
 
 
 def whole_ticks(axis: Any, most: int = 10) -> None:
     """Let an axis of epochs show whole numbers alone."""
-    axis.set_major_locator(optional("matplotlib.ticker").MaxNLocator(most, integer=True))
+    axis.set_major_locator(optional("matplotlib.ticker").MaxNLocator(most, integer=True, steps=[1, 2, 5, 10]))
 
 
 def few_ticks(axis: Any, most: int = 5) -> None:
     """Let a narrow axis show no more numbers than fit."""
-    axis.set_major_locator(optional("matplotlib.ticker").MaxNLocator(most))
+    ticker = optional("matplotlib.ticker")
+    axis.set_major_locator(ticker.MaxNLocator(most, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\u2212")))
+
+
+def count_ticks(top: float) -> list[float]:
+    """Return a few round counts up to ``top`` that stand well apart on an axis of square roots.
+
+    >>> count_ticks(9_300), count_ticks(41)
+    ([0, 500, 2500, 5000], [0, 2, 10, 20])
+    """
+    size = 10 ** math.floor(math.log10(max(top, 1.0)))
+    most = next(first * size for first in (5, 2, 1) if first * size <= max(top, 1.0))
+    return [0, *(count for count in dict.fromkeys((most // 10, most // 2)) if count), most]
+
+
+def short(count: float) -> str:
+    """Write a count as an axis has room for it.
+
+    >>> short(500), short(2_500), short(1_000_000)
+    ('500', '2.5k', '1M')
+    """
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:g}{unit}"
+    return f"{count:g}"
 
 
 def layer(name: str, shape: Sequence[int]) -> str:
@@ -157,7 +184,7 @@ def plot_convergence(
             below.set_xlabel("epoch")
             whole_ticks(below.xaxis)
         axes[0][0].set_ylabel("test accuracy (%)")
-        axes[1][0].set_ylabel("zeros in pruned tensors (%)")
+        axes[1][0].set_ylabel("zeros in the\npruned tensors (%)")
         legend_below(drawn, axes[0][0])
     return path
 
@@ -170,21 +197,21 @@ def _accuracy(panel: Any, records: Sequence[Record], label: Callable[[Record], s
     seen: list[float] = []
     for record, style in zip(records, look(records), strict=True):
         judged = any(row["test_accuracy"] is not None for row in record.metrics)
-        points = _points(record, "test_accuracy" if judged else "val_accuracy", 1.0)
-        seen += points[1]
-        panel.plot(*points, label=label(record), **_line(style))
+        epochs, accuracies = _points(record, "test_accuracy" if judged else "val_accuracy", 1.0)
+        # The first epochs are far below all that tells the runs apart; what falls later is worth seeing.
+        seen += [accuracy for epoch, accuracy in zip(epochs, accuracies, strict=True) if epoch > 0.1 * epochs[-1]]
+        panel.plot(epochs, accuracies, label=label(record), **_line(style, len(epochs)))
     if not seen:
         return
-    # The first epochs are far below all that tells the runs apart.
-    low = quantiles(seen, n=20)[1] if len(seen) > 20 else min(seen)
-    margin = 0.05 * (max(seen) - low) + 0.05
-    panel.set_ylim(low - margin, max(seen) + margin)
+    margin = 0.05 * (max(seen) - min(seen)) + 0.05
+    panel.set_ylim(min(seen) - margin, max(seen) + margin)
 
 
 def _sparsity(panel: Any, records: Sequence[Record]) -> None:
     for record, style in zip(records, look(records), strict=True):
         if record.is_pruned:
-            panel.plot(*_points(record, "sparsity", 100.0), **_line(style))
+            points = _points(record, "sparsity", 100.0)
+            panel.plot(*points, **_line(style, len(points[0])))
     panel.set_ylim(top=min(101.0, panel.get_ylim()[1]))
 
 
@@ -193,9 +220,9 @@ def _points(record: Record, key: str, factor: float) -> tuple[list[int], list[fl
     return [row["epoch"] for row in rows], [factor * row[key] for row in rows]
 
 
-def _line(style: dict[str, Any]) -> dict[str, Any]:
-    """Return a line without markers: there are too many epochs for them."""
-    return {key: value for key, value in style.items() if key != "marker"}
+def _line(style: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """Return a line without markers, as there are too many epochs for them; a single epoch is a marker alone."""
+    return style if epochs == 1 else {key: value for key, value in style.items() if key != "marker"}
 
 
 def plot_histograms(records: Sequence[Record], path: Path, layers: int = 3) -> Path:
@@ -214,7 +241,7 @@ def plot_histograms(records: Sequence[Record], path: Path, layers: int = 3) -> P
                 _histogram_panel(panel, histogram)
             for panel in line[len(found) :]:
                 panel.set_axis_off()
-            line[0].set_ylabel(f"{record.name}\nweights per bin", fontsize=9)
+            line[0].set_ylabel(f"{record.name}\nweights per bin (√)", fontsize=9)
         if rows:
             legend_below(drawn, *axes.flat)
     return path
@@ -226,27 +253,33 @@ def _chosen(histograms: Sequence[Histogram], count: int) -> list[Histogram]:
     return [histograms[round(place * (len(histograms) - 1) / (count - 1))] for place in range(count)]
 
 
+def _root(values: Any) -> Any:
+    return optional("numpy").sqrt(values.clip(0.0))
+
+
+def _square(values: Any) -> Any:
+    return values**2
+
+
 def _histogram_panel(panel: Any, histogram: Histogram) -> None:
     edges = histogram.edges
     if histogram.latents is not None and histogram.threshold is not None:
         panel.stairs(histogram.latents, edges, fill=True, color=PALE, label="latent weights that are pruned")
     panel.stairs(histogram.counts, edges, fill=True, color=COLOURS[5], label="weights that are kept")
-    points = [edges[0] + step * (edges[-1] - edges[0]) / 200 for step in range(201)]
-    panel.plot(
-        points,
-        [histogram.gaussian(x) for x in points],
-        color=DENSE,
-        linewidth=1.1,
-        label="Gaussian of all weights, pruned ones too",
-    )
-    if histogram.threshold is not None:
+    if histogram.sigma:  # weights that are all zero have no bell
+        points = [edges[0] + step * (edges[-1] - edges[0]) / 200 for step in range(201)]
+        bell = [histogram.gaussian(x) for x in points]
+        panel.plot(points, bell, color=DENSE, linewidth=1.1, label="Gaussian of all weights, pruned ones too")
+    if histogram.threshold:
         for side, label in ((-1, "threshold"), (1, None)):
             panel.axvline(side * histogram.threshold, color=COLOURS[1], linestyle="--", linewidth=1.1, label=label)
-        about = f"{100 * histogram.nonzeros / histogram.size:.2f} % kept"
-    else:
-        about = "dense"
-    panel.set_ylim(0, 1.08 * histogram.tallest)
+    kept = f"{100 * histogram.nonzeros / histogram.size:.2f} % kept"
+    about = "dense" if histogram.threshold is None else kept
+    # Beside all that was pruned, what is kept is too little to be seen on a linear axis.
+    panel.set_yscale("function", functions=(_root, _square))
+    panel.set_ylim(0, 1.1 * histogram.tallest)
+    found = count_ticks(1.1 * histogram.tallest)
+    panel.set_yticks(found, [short(count) for count in found])
     few_ticks(panel.xaxis)
-    few_ticks(panel.yaxis, 4)
     panel.set_title(f"{layer(histogram.name, histogram.shape)}, {about}", fontsize=9)
     panel.tick_params(labelsize=8)

@@ -130,10 +130,15 @@ def scan(root: Path) -> list[StoredRun]:
     ``root`` may also be one run or one such file itself. A folder of runs in it, as the demo's is, is looked through
     too; a run's own folder is not. Hidden entries, and files that are no JSON, are passed over.
     """
+    if root.is_file() and root.suffix != ".json":
+        raise InvalidValue(
+            f"{str(root)!r} is a file, and no record of a run (.json). Give the folder that holds the runs; "
+            "pareback inspect counts the non-zeros of a file of weights."
+        )
     if root.is_file() or _holds_a_run(root):
         return [look(root)]
     if not root.is_dir():
-        raise MissingFile(f"There is no folder {str(root)!r}. Give the one that holds the runs.")
+        raise MissingFile(f"There is no folder {str(root)!r}. Give the one that holds the runs, or train some first.")
     return _entries(root, _LEVELS)
 
 

@@ -6,6 +6,8 @@ import ast
 import functools
 import inspect
 import itertools
+import re
+import shlex
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -102,7 +104,12 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 def read(path: Path) -> Recipe:
     """Read a recipe from a YAML file."""
     if not path.is_file():
-        raise MissingFile(f"There is no recipe {str(path)!r}. Give the path of a YAML file.")
+        raise MissingFile(_no_recipe(path))
+    if path.suffix in _WEIGHTS:
+        raise InvalidValue(
+            f"{str(path)!r} holds weights, and a recipe is a YAML file. To begin with the weights, write "
+            f"--model.pretrained {shlex.quote(str(path))}."
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -112,6 +119,24 @@ def read(path: Path) -> Recipe:
         return from_dict({} if content is None else content, f"{str(path)!r}")
     except (InvalidValue, InvalidType) as error:
         raise type(error)(f"{path}: {error}") from error
+
+
+#: How the names of files end that people give for the recipe of what is in them.
+_WEIGHTS = (".pare", ".pbe", ".pt", ".pth", ".safetensors")
+
+
+def _no_recipe(path: Path) -> str:
+    """Say what to write where there is no recipe; of a run's folder, what it can be used for."""
+    place = shlex.quote(str(path))
+    if (path / "recipe.yaml").is_file():
+        again = shlex.quote(str(path / "recipe.yaml"))
+        return (
+            f"{str(path)!r} is the folder of a run. To go on with it, write --resume {place}; to begin another run of "
+            f"its recipe, {again}; to begin with its weights, --model.pretrained {place}."
+        )
+    if path.is_dir():
+        return f"{str(path)!r} is a folder. Give the path of a YAML file."
+    return f"There is no recipe {str(path)!r}. Give the path of a YAML file."
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -177,7 +202,17 @@ def value_of(field: Field, value: Any) -> Any:
             return _READERS[typing.get_origin(member) or member](value)
         except (ValueError, TypeError, KeyError):
             continue
-    raise InvalidType(f"{field.key}={value!r} has the wrong type. {_wanted(field)}")
+    raise InvalidType(f"{field.key}={value!r} has the wrong type. {_wanted(field)}{_as_share(value)}")
+
+
+def _as_share(value: Any) -> str:
+    """Say how a percentage is written.
+
+    >>> _as_share("95%"), _as_share("many")
+    (' For 95% write 0.95.', '')
+    """
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", value) if isinstance(value, str) else None
+    return f" For {value} write {float(percent[1]) / 100:g}." if percent else ""
 
 
 def _read_bool(value: Any) -> bool:

@@ -66,8 +66,9 @@ class GoalRecipe:
     kind: Literal["dense", "budget", "fixed", "unconstrained", "acdc", "feather", "gmp", "oneshot", "rigl", "st3"] = (
         "dense"
     )
-    """dense: no pruning; budget, fixed and unconstrained: pareback.Budget, Fixed and Unconstrained; the others:
-    pareback.methods."""
+    """dense: no pruning; budget: end within a limit on weights, parameters, FLOPs or bytes; fixed: the same share of
+    zeros in every layer; unconstrained: a loss that prunes as far as accuracy allows; the others: methods of other
+    authors (docs/methods.md)."""
     sparsity: float | None = None
     """Share of the pruned tensors' weights that becomes zero (all but dense and unconstrained)."""
     params: float | int | str | None = None

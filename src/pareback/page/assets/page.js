@@ -6,7 +6,7 @@
   const by = (id) => document.getElementById(id);
   const rows = [...document.querySelectorAll("#runs tbody tr")];
   const night = matchMedia("(prefers-color-scheme: dark)");
-  const state = { task: 0, quantity: "nonzeros", scale: "linear", checked: new Set(), histogram: null };
+  const state = { task: 0, quantity: "nonzeros", scale: "linear", checked: new Set(), histogram: null, counted: "sqrt" };
   const tables = {};
   const drawing = {};
 
@@ -38,6 +38,16 @@
   const options = { actions: false, renderer: "svg", ast: true, logLevel: 1, tooltip: { theme: "custom" } };
   const room = (id) => Math.max(240, by(id).clientWidth);
 
+  // As many names side by side as fit, none of them cut short, in rows of about one length.
+  const measure = document.createElement("canvas").getContext("2d");
+  const legendColumns = (labels, wide) => {
+    if (!labels.length) return 1;
+    measure.font = `12.5px ${getComputedStyle(document.body).fontFamily}`;
+    const longest = Math.max(...labels.map((label) => measure.measureText(label).width));
+    const fit = Math.max(1, Math.min(labels.length, Math.floor(wide / (longest + 46))));
+    return Math.ceil(labels.length / Math.ceil(labels.length / fit));
+  };
+
   const draw = async (id, datasets, values, words, headings, cells) => {
     by(`${id}-words`).textContent = words;
     tables[id] = { headings, cells };
@@ -49,9 +59,8 @@
     }
     const wide = room(id);
     const labels = values.labels ?? [];
-    const longest = Math.min(40, Math.max(1, ...labels.map((label) => label.length)));
-    const columns = Math.max(1, Math.min(labels.length, Math.floor((wide - 60) / (40 + 7 * longest))));
-    const sizes = { width: wide, height: wide < 500 ? 300 : 380, columns, limit: Math.min(300, wide - 90) };
+    const columns = legendColumns(labels, wide - 90);
+    const sizes = { width: wide, height: wide < 500 ? 300 : 380, columns, limit: wide - 90 };
     const chart = { ...filled(report.charts[id], { ...theme(), ...sizes, ...values }), datasets };
     const place = element("div");
     const made = await vegaEmbed(place, chart, options);
@@ -63,7 +72,8 @@
 
   const drawTradeoff = () => {
     const quantity = state.quantity;
-    const { points, references, looks, scales } = task();
+    const { points, references, looks, scales, axes, extras } = task();
+    const others = extras[quantity];
     const here = points.filter((point) => point[quantity] !== null);
     const elsewhere = references.filter((point) => point[quantity] !== null);
     const used = new Set([...here, ...elsewhere].map((point) => point.series));
@@ -77,8 +87,9 @@
     const shown = here.map((point) => ({ ...dressed(point), front: point.fronts.includes(quantity) ? "yes" : "no" }));
     const values = {
       quantity, title: report.quantities[quantity], low, high: `${quantity}_high`, wide: { field: low, valid: true },
-      ...scales[state.scale], size: shown.length > 80 ? 80 : 150, ticks: room("tradeoff") < 500 ? 4 : 8, labels: only(looks.labels), colours: only(looks.colours).map(colour),
-      shapes: only(looks.shapes),
+      ...scales[state.scale], ...axes[quantity], size: shown.length > 80 ? 80 : 150,
+      labels: [...only(looks.labels), ...others.labels], colours: [...only(looks.colours), ...others.colours].map(colour),
+      shapes: [...only(looks.shapes), ...others.shapes],
     };
     const best = shown.filter((point) => point.front === "yes").map((p) => `${p.called}: ${number(p.error, 2)} %`);
     return draw(
@@ -114,12 +125,13 @@
     shapes: lines.map((line) => line.shape), dashes: lines.map((line) => line.dash),
   });
 
-  const epochRows = (line) => {
-    const step = Math.max(1, Math.floor(line.detail.epochs.length / 8));
-    return line.detail.epochs.map(([epoch, error, sparsity, target], at) => ({
-      run: line.label, epoch, error, sparsity, target,
-      marked: at % step === Math.floor(step / 2) || at === line.detail.epochs.length - 1,
-    }));
+  const epochRows = (line) => line.detail.epochs.map(([epoch, error, sparsity, target]) => ({ run: line.label, dash: line.dash, epoch, error, sparsity, target }));
+
+  // Whole epochs at a round step.
+  const epochTicks = (found) => {
+    const last = Math.max(1, ...found.map((row) => row.epoch));
+    const step = [1, 10, 100, 1e3, 1e4, 1e5].flatMap((ten) => [ten, 2 * ten, 5 * ten]).find((size) => last <= 8 * size);
+    return Array.from({ length: Math.floor(last / step) + 1 }, (_, at) => at * step);
   };
 
   const nothing = "Check runs in the table to draw them here.";
@@ -130,7 +142,8 @@
       const errors = line.detail.epochs.map((row) => row[1]).filter((error) => error !== null).sort((a, b) => a - b);
       return errors[Math.min(errors.length - 1, Math.floor(0.9 * errors.length))] ?? 0;
     });
-    const domain = [Math.min(...tested.map((row) => row.error)), Math.max(...tops)];
+    const [low, top] = [Math.min(...tested.map((row) => row.error)), Math.max(...tops)];
+    const domain = top > low ? [low, top] : [low - 1, low + 1];
     const ends = lines.map((line) => `${line.label} ends at ${number(line.detail.epochs.filter((row) => row[1] !== null).at(-1)?.[1], 2)} %`);
     const pruned = lines.filter((line) => line.detail.layers.length);
     const reached = pruned.map((line) => {
@@ -139,9 +152,9 @@
     });
     const zeros = pruned.flatMap(epochRows).filter((row) => row.sparsity !== null);
     return Promise.all([
-      draw("convergence", { epochs: tested }, { ...ofRuns(lines), domain }, lines.length ? `Test error: ${ends.join("; ")}.` : nothing,
+      draw("convergence", { epochs: tested }, { ...ofRuns(lines), domain, epochs: epochTicks(tested) }, lines.length ? `Test error: ${ends.join("; ")}.` : nothing,
         ["run", "epoch", "error %"], tested.map((row) => [row.run, row.epoch, number(row.error, 2)])),
-      draw("sparsity", { epochs: zeros }, ofRuns(pruned), pruned.length ? `Zeros: ${reached.join("; ")}.` : nothing,
+      draw("sparsity", { epochs: zeros }, { ...ofRuns(pruned), epochs: epochTicks(zeros) }, pruned.length ? `Zeros: ${reached.join("; ")}.` : nothing,
         ["run", "epoch", "zeros %", "asked %"], zeros.map((row) => [row.run, row.epoch, number(row.sparsity), number(row.target)])),
     ]);
   };
@@ -165,8 +178,16 @@
     if (one) picker.value = String(one.id);
     picker.disabled = !one;
     const found = (one?.detail.histograms ?? []).map((layer) => ({ ...layer, bins: layer.counts.length }));
-    const panels = Math.max(1, Math.min(4, Math.floor(room("histograms") / 250)));
-    const values = { order: found.map((row) => row.layer), panels, width: Math.floor(room("histograms") / panels) - 58 };
+    const fit = Math.max(1, Math.min(4, Math.floor(room("histograms") / 250)));
+    const panels = Math.max(1, Math.ceil(found.length / Math.ceil(found.length / fit)));
+    const lacking = { "latent, pruned": "latents", bound: "threshold" };
+    const parts = Object.keys(report.parts).filter((part) => !(part in lacking) || found.some((row) => row[lacking[part]]));
+    const values = {
+      // The panels, the room for numbers to the left of each, and a little at the right.
+      order: found.map((row) => row.layer), panels, width: Math.floor((room("histograms") - 56 * panels - 12) / panels),
+      counted: report.counted[state.counted], parts, paints: parts.map((part) => theme()[report.parts[part]]),
+      columns: room("histograms") < 500 ? 2 : parts.length,
+    };
     return draw("histograms", { histograms: found }, values, one ? `${found.length} layers of ${one.label}.` : nothing,
       ["layer", "weights", "kept", "σ", "bound"],
       found.map((row) => [row.layer, number(row.size, 0), number(row.nonzeros, 0), number(row.sigma, 5), number(row.threshold, 5)]));
@@ -203,7 +224,7 @@
     if (!row.recipe) return;
     row.recipe.remove();
     row.recipe = null;
-    row.querySelector("td button").setAttribute("aria-expanded", "false");
+    row.querySelector(".unfold").setAttribute("aria-expanded", "false");
   };
 
   const openRecipe = (row) => {
@@ -220,7 +241,7 @@
     const told = element("p", { className: "about", textContent: "In bold: what differs between runs on this page." });
     row.recipe = element("tr", { className: "more" }, element("td", { colSpan: row.cells.length }, element("div", {}, about, told, list)));
     row.after(row.recipe);
-    row.querySelector("td button").setAttribute("aria-expanded", "true");
+    row.querySelector(".unfold").setAttribute("aria-expanded", "true");
   };
 
   const showRows = () => {
@@ -308,6 +329,7 @@
   by("quantity").addEventListener("change", (event) => { state.quantity = event.target.value; showRows(); drawTradeoff(); });
   by("scale").addEventListener("change", (event) => { state.scale = event.target.value; drawTradeoff(); });
   by("task")?.addEventListener("change", (event) => { state.task = Number(event.target.value); state.quantity = "nonzeros"; showTask(); });
+  by("counted").addEventListener("change", (event) => { state.counted = event.target.value; drawHistograms(chosen()); });
   by("histogram-run").addEventListener("change", (event) => { state.histogram = Number(event.target.value); drawHistograms(chosen()); });
   by("find").addEventListener("input", showRows);
   by("only-front").addEventListener("change", showRows);

@@ -27,6 +27,21 @@ def number(field: Any, title: Any, scale: Any = None, **axis: Any) -> Chart:
     return {"field": field, "type": "quantitative", "title": title, "scale": scale or {"zero": False}, "axis": axis}
 
 
+#: How a large count is written: 0, 500, 1k, 2.5M. Vega would give all labels of an axis one unit, as in 0.5k.
+SHORT = "format(datum.value, '.4~s')"
+
+
+def marked(field: str) -> list[Chart]:
+    """Return what leaves the rows of each run that carry its shape: some eight, its last one, and an only one too."""
+    step = "max(1, floor(datum.many / 8))"
+    return [
+        {"filter": {"field": field, "valid": True}},
+        {"window": [{"op": "row_number", "as": "turn"}], "groupby": ["run"], "sort": [{"field": "epoch"}]},
+        {"joinaggregate": [{"op": "count", "as": "many"}], "groupby": ["run"]},
+        {"filter": f"datum.turn == datum.many || (datum.turn - 1) % {step} == floor({step} / 2)"},
+    ]
+
+
 def lines_of(field: str, labels: Any, looks: Any) -> Chart:
     """Return what tells lines apart: a colour, a shape or a dash for each label."""
     return {"field": field, "type": "nominal", "scale": {"domain": labels, "range": looks}}

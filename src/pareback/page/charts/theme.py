@@ -15,6 +15,7 @@ LIGHT = {
     "band": "#c9d3df",
     "colours": ["#0688DF", "#BE3D1F", "#0A6754", "#A0559A", "#CC7E00", "#4131CD"],
     "bars": "#56B4E9",
+    "pale": "#CFD4DA",
     "bound": "#BE3D1F",
 }
 DARK = {
@@ -25,13 +26,17 @@ DARK = {
     "band": "#3d4856",
     "colours": ["#6FB2FF", "#F8653E", "#2BE89A", "#E08AB8", "#F1CF3A", "#9474FF"],
     "bars": "#2F7FB0",
+    "pale": "#4A525D",
     "bound": "#F8653E",
 }
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down"]
 #: Of dense lines: the first is in ink, others in grey.
-DENSE_SHAPES = ["cross", "triangle-right"]
+DENSE_SHAPES = ["cross", "triangle-right", "M-1,-.4H1V.4H-1Z", "M-.9,-.5L0,-1L.9,-.5V.5L0,1L-.9,.5Z"]
 #: What was not measured here: an x, then others.
 ELSEWHERE = ["M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z", "triangle-left", "wedge"]
+#: In legends: a piece of the band that is the Pareto front, and of the dotted level of the dense network.
+BAND_SHAPE = "M-1.7,-.5H1.7V.5H-1.7Z"
+LEVEL_SHAPE = "M-1.8,-.4H-.9V.4H-1.8ZM-.45,-.4H.45V.4H-.45ZM.9,-.4H1.8V.4H.9Z"
 DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]]
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -39,7 +44,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 #: The vertical axis of errors, by what the reader picks.
 SCALES = {
     "linear": {"type": "linear", "zero": False, "nice": False, "padding": 12},  # nice would reach below no error at all
-    "log": {"type": "log", "padding": 12},
+    "log": {"type": "log", "nice": False, "padding": 12},
 }
 
 
@@ -82,9 +87,16 @@ def _look(turn: int, is_dense: bool) -> dict[str, Any]:
 
 
 def legend_columns(labels: Sequence[str], width: int) -> int:
-    """Return how many entries of a legend fit side by side."""
-    longest = max((len(label) for label in labels), default=1)
-    return max(1, min(len(labels), width // (40 + 7 * min(longest, 40))))
+    """Return how many entries of a legend fit side by side, none of them cut short, in rows of about one length.
+
+    >>> legend_columns(["dense", "exact budget", "fixed-GA", "fixed-BS", "ours"], 580)
+    3
+    """
+    if not labels:
+        return 1
+    fit = max(1, min(len(labels), width // (44 + 7 * max(map(len, labels)))))
+    rows = -(-len(labels) // fit)
+    return -(-len(labels) // rows)
 
 
 def config() -> dict[str, Any]:
@@ -105,7 +117,10 @@ def config() -> dict[str, Any]:
             "titleFontWeight": 500,
             "titlePadding": 10,
             "labelOverlap": True,
+            "labelFlush": False,  # a label that is moved stands beside its tick
         },
+        # Plots that stand side by side begin at one place, however long their numbers are.
+        "axisY": {"minExtent": 34},
         "legend": {
             "orient": "bottom",
             "direction": "horizontal",
@@ -114,6 +129,7 @@ def config() -> dict[str, Any]:
             "labelFontSize": 12.5,
             "labelLimit": slot("limit"),
             "symbolSize": 110,
+            "symbolLimit": 0,  # all lines are named, however many
             "symbolOpacity": 1,
             "symbolStrokeWidth": 2,
             "columns": slot("columns"),

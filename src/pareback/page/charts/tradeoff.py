@@ -23,17 +23,17 @@ def tradeoff() -> Chart:
 
 
 def _beyond() -> Chart:
-    """Name what lies above a linear axis that ends below it, and what the band is."""
+    """Name what lies above a linear axis that ends below it."""
     return {"text": slot("beyond"), "anchor": "end", "fontSize": 11, "fontWeight": "normal", "color": slot("muted")}
 
 
 def _x(field: Any = None) -> Chart:
     scale = {"type": "log", "nice": False, "padding": 24}
-    return number(field or slot("quantity"), slot("title"), scale, format="~s", tickCount=slot("ticks"))
+    return number(field or slot("quantity"), slot("title"), scale, values=slot("ticks"), labelExpr=slot("words"))
 
 
 def _y(field: str = "error") -> Chart:
-    return number(field, "test error (%)", slot("scale"))
+    return number(field, "test error (%)", slot("scale"), tickCount=7)
 
 
 def _dense_level() -> Chart:
@@ -46,7 +46,8 @@ def _dense_level() -> Chart:
 
 def _front() -> Chart:
     return {
-        "transform": [{"filter": "indexof(datum.fronts, quantity) >= 0"}],
+        # A band to a point above the axis would leave the chart.
+        "transform": [{"filter": "indexof(datum.fronts, quantity) >= 0"}, {"filter": slot("within")}],
         "mark": {
             "type": "line",
             "clip": True,
