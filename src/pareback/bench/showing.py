@@ -24,7 +24,7 @@ _LEGEND = (
 def as_text(comparison: Comparison) -> str:
     """Return the figures, a table for each batch and number of threads, and what follows."""
     parts = [_heading(comparison), *[_case(case) for case in comparison.cases], _wrapped(_LEGEND)]
-    out = [f"  {RUNTIMES[name].label}: {problem}" for name, problem in problems(comparison.cases).items()]
+    out = [_wrapped(f"{RUNTIMES[name].label}: {problem}", "- ") for name, problem in problems(comparison.cases).items()]
     if out:
         parts.append("\n".join(["Not measured", *out]))
     parts.append("\n".join(["What follows", *(_wrapped(line, "- ") for line in advice(comparison))]))
@@ -37,8 +37,10 @@ def _heading(comparison: Comparison) -> str:
     return "\n".join(
         [
             f"{comparison.name}: {comparison.about}",
-            f"{about['cpu']}, {about['cores']} cores; "
-            + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+            _wrapped(
+                f"{about['cpu']}, {about['cores']} cores; "
+                + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+            ),
             f"weights     {numbers['nonzeros']:,} of {numbers['parameters']:,} non-zero, "
             f"pruned tensors {100 * numbers['sparsity']:.2f} % sparse",
             f"operations  {_large(numbers['nonzero_flops'])} of {_large(numbers['flops'])} per example left "
@@ -99,5 +101,5 @@ def _wrapped(text: str, bullet: str = "") -> str:
     return "\n".join(_lines(text, bullet))
 
 
-def _lines(text: str, bullet: str, width: int = 110) -> Iterator[str]:
+def _lines(text: str, bullet: str, width: int = 80) -> Iterator[str]:
     yield from textwrap.wrap(text, width, initial_indent=bullet, subsequent_indent=" " * len(bullet))

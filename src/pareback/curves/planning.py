@@ -91,7 +91,7 @@ def _task(point: Point, path: Path, there: set[str]) -> Task:
     return Task(point, path, "done" if run.state == "finished" else "resume")
 
 
-_HEADER = ["method", "at", "runs", "accuracy %", "from … to", "non-zeros", "of dense %", "FLOPs %", "off target"]
+_HEADER = ["method", "at", "runs", "accuracy %", "from … to", "non-zeros", "dense %", "FLOPs %", "off target"]
 
 
 def summary(tasks: Sequence[Task]) -> str:
