@@ -67,7 +67,7 @@ def test_a_curve_is_planned_run_and_collected(tmp_path: Path, capsys: pytest.Cap
     assert line[2:4] == ["2", f"{(pair[0]['accuracy'] + pair[1]['accuracy']) / 2:.2f}"]
     assert line[-3:-2] == [f"{100 * 2 * (5061 - 410) / 100_400:.2f}"]
     assert next(line for line in lines if line[:2] == ["thin", "0.3"])[2] == "2"
-    assert "pareback runs runs lists them, pareback page runs draws them." in out
+    assert "pareback runs runs  lists them\n  pareback page runs  draws them" in out
 
 
 def test_the_recipe_says_how_to_run_it() -> None:

@@ -172,7 +172,9 @@ def _told(planned: Sequence[Task], failed: dict[str, str], root: Path) -> int:
     from ..curves.planning import summary
 
     print(f"\n{summary(planned)}\n")
-    print(f"Runs are in {root}: pareback runs {_quoted(root)} lists them, pareback page {_quoted(root)} draws them.")
+    print(
+        f"Runs are in {root}.\n  pareback runs {_quoted(root)}  lists them\n  pareback page {_quoted(root)}  draws them"
+    )
     blocked = [task for task in planned if task.standing == "blocked"]
     if failed:
         names = ", ".join(list(failed)[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
