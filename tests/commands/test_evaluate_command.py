@@ -226,7 +226,7 @@ def test_a_run_that_was_interrupted_is_measured_and_said_to_be(run: Path, capsys
     ("argv", "says"),
     [
         (["nowhere"], "'nowhere' holds no run. Give the folder of one."),
-        ([], "The following arguments are required: RUN."),
+        ([], "RUN is missing."),
         (["RUN", "--model", "worst"], "invalid choice: 'worst'"),
         (["RUN", "--data.workers", "-2"], "--data.workers -2 must be at least 0."),
         (["RUN", "--out", "no/where.png"], "There is no folder 'no'. Make it first."),
