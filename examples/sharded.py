@@ -49,7 +49,7 @@ def main() -> None:
     report = pruner.finish()
     if dist.get_rank() == 0:
         print(report)
-    dist.barrier()  # gloo's threads let go of the last exchange's tensors before Python ends
+    dist.barrier()  # nobody leaves while another is in its last exchange
     dist.destroy_process_group()
 
 

@@ -98,7 +98,7 @@ def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector out: a graph or an event that it frees would break off the recording."""
+    """Keep the garbage collector out: what it frees of CUDA's may break off the recording."""
     was_on = gc.isenabled()
     gc.disable()
     try:
