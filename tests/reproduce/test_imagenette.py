@@ -71,6 +71,16 @@ def test_the_tables_compare_with_the_start(done: Path) -> None:
     assert (done / "out" / "imagenette.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_choices_alone_make_tables_without_a_picture(done: Path, tmp_path: Path) -> None:
+    """They come first, before any network of the picture: a legend of nothing was a traceback."""
+    kept = json.loads((done / "out" / "rows" / "imagenette-resnet50-dense-0.json").read_text())
+    (tmp_path / "rows").mkdir()
+    held_out = {**kept, "name": "imagenette-val-resnet50-dense"}
+    (tmp_path / "rows" / "imagenette-val-resnet50-dense-0.json").write_text(json.dumps(held_out))
+    written = imagenette.collect_imagenette(tmp_path)
+    assert [path.name for path in written] == ["imagenette.md", "imagenette.json"]
+
+
 def test_the_standard_error_of_images() -> None:
     """Of 3,925 with 90 % right: the square root of 0.9 · 0.1 / 3,925."""
     assert imagenette.error_of_images(90.0, 3925) == pytest.approx(100 * (0.09 / 3925) ** 0.5)

@@ -13,8 +13,8 @@ from .. import files
 from ..report import table
 from ..runs.record import Record
 from .paper import Experiment, PaperRow
-from .peers_table import kept_flops, standard_error, with_error
-from .plots import COLOURS, DENSE, MARKERS, THINNED, figure, legend_below
+from .peers_table import has_run, kept_flops, plot_networks, standard_error, with_error
+from .plots import COLOURS, DENSE, MARKERS, THINNED
 from .runner import RowPlan, chosen, records_of, train_rows, trainings_of
 from .table import grid, made, shown
 
@@ -136,7 +136,8 @@ CHOICES = Experiment(
 )
 
 SECTIONS = (RESNET50, ALEXNET, CHOICES)
-#: The whole, in the order of training: what a session has no time for is the choices, or the rows that matter least.
+#: Those with a picture; the rows of choices are trained only where ``only`` names them.
+_DRAWN = (RESNET50, ALEXNET)
 IMAGENETTE = Experiment(
     "imagenette", RESNET50.title, RESNET50.about, tuple(row for one in SECTIONS for row in one.rows), epochs=LONG
 )
@@ -144,7 +145,7 @@ IMAGENETTE = Experiment(
 
 def reproduce_imagenette(plan: RowPlan) -> None:
     """Train the rows that are not there yet, dense ones before those that start from them, and write the tables."""
-    wanted = chosen(IMAGENETTE, plan.only) if plan.only else [*RESNET50.rows, *ALEXNET.rows]
+    wanted = chosen(IMAGENETTE, plan.only) if plan.only else [row for section in _DRAWN for row in section.rows]
     train_rows(trainings_of(wanted, plan), plan, lambda: _write_tables(plan.out))
     for path in collect_imagenette(plan.out):
         print(f"wrote {path}")
@@ -154,7 +155,7 @@ def reproduce_imagenette(plan: RowPlan) -> None:
 def collect_imagenette(out: Path) -> list[Path]:
     """Write the tables and the picture from the records in ``out``/rows, and return their paths."""
     written, records = _write_tables(out), _records(out)
-    drawn = any(records.get(row.name) for row in IMAGENETTE.rows)
+    drawn = any(has_run(section, records) for section in _DRAWN)
     return [*written, plot_imagenette(records, out / "imagenette.png")] if drawn else written
 
 
@@ -275,16 +276,8 @@ def as_json(records: Kept) -> dict[str, Any]:
 
 def plot_imagenette(records: Kept, path: Path) -> Path:
     """Draw accuracy against parameters that are left, a panel per network that was run, and return ``path``."""
-    both = dict(zip(_NETWORKS.values(), (RESNET50, ALEXNET), strict=True))
-    there = {title: one for title, one in both.items() if any(records.get(row.name) for row in one.rows)} or both
-    with figure(1, len(there), (7.0 if len(there) == 1 else 10.0, 4.4), path) as (drawn, axes):
-        for panel, (title, section) in zip(axes[0], there.items(), strict=True):
-            _panel(panel, section, records)
-            panel.set_title(title)
-            panel.set_xlabel("non-zero parameters (millions)")
-        axes[0][0].set_ylabel("top-1 accuracy (%)")
-        legend_below(drawn, *axes[0])
-    return path
+    sections = dict(zip(_NETWORKS.values(), _DRAWN, strict=True))
+    return plot_networks(sections, records, _panel, "non-zero parameters (millions)", path)
 
 
 #: How rows are drawn: under which name, and how.
@@ -309,6 +302,3 @@ def _panel(panel: Any, section: Experiment, records: Kept) -> None:
             places = [one.nonzeros / 1e6 for one in found], [one.accuracy for one in found]
             panel.errorbar(*places, [one.error for one in found], label=label, capsize=3, linewidth=1.4, **style)
     panel.set_xscale("log")
-    if not any(records.get(row.name) for row in section.rows):
-        panel.text(0.5, 0.5, "not run yet", ha="center", transform=panel.transAxes)
-        panel.set_yticks([])

@@ -47,7 +47,7 @@ def _train_stages(plan: RowPlan, changes: dict[str, Any]) -> None:
 def collect_peers(out: Path) -> list[Path]:
     """Write the tables and the picture from the records in ``out``/rows, and return their paths."""
     written, records = _write_tables(out), _records(out)
-    drawn = any(records.get(row.name) for section in (PEERS, PEERS_VIT) for row in section.rows)
+    drawn = any(table.has_run(section, records) for section in (PEERS, PEERS_VIT))
     return [*written, table.plot_peers(records, out / "peers.png")] if drawn else written
 
 

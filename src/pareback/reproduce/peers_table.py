@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -208,13 +208,27 @@ def with_error(value: float | None, error: float | None, sign: bool = False) -> 
 
 def plot_peers(records: Kept, path: Path) -> Path:
     """Draw accuracy against the share of zeros, a line per method, for each network that was run; return ``path``."""
-    both = {"WRN-16-8": PEERS, "ViT-Tiny": PEERS_VIT}
-    there = {title: one for title, one in both.items() if any(records.get(row.name) for row in one.rows)} or both
+    return plot_networks({"WRN-16-8": PEERS, "ViT-Tiny": PEERS_VIT}, records, _panel, _ZEROS, path)
+
+
+_ZEROS = "zeros in the pruned tensors (%)"
+#: Draws what was run of a section into a panel.
+Draw = Callable[[Any, Experiment, Kept], None]
+
+
+def has_run(section: Experiment, records: Kept) -> bool:
+    """Whether there is a record of any of a section's rows."""
+    return any(records.get(row.name) for row in section.rows)
+
+
+def plot_networks(sections: Mapping[str, Experiment], records: Kept, draw: Draw, along: str, path: Path) -> Path:
+    """Draw accuracy along an axis, a panel under its title for each network that was run, at least one of them."""
+    there = {title: section for title, section in sections.items() if has_run(section, records)}
     with figure(1, len(there), (7.0 if len(there) == 1 else 10.0, 4.4), path) as (drawn, axes):
         for panel, (title, section) in zip(axes[0], there.items(), strict=True):
-            _panel(panel, section, records)
+            draw(panel, section, records)
             panel.set_title(title)
-            panel.set_xlabel("zeros in the pruned tensors (%)")
+            panel.set_xlabel(along)
         axes[0][0].set_ylabel("top-1 accuracy (%)")
         legend_below(drawn, *axes[0])
     return path
@@ -240,9 +254,6 @@ def _panel(panel: Any, section: Experiment, records: Kept) -> None:
         panel.errorbar(at, values, bars, label=LABELS[method], capsize=3, linewidth=wide, **look)
     panel.set_xticks(range(len(asked)), [str(percent) for percent in asked])
     panel.set_xlim(-0.3, len(asked) - 0.7)
-    if not any(records.get(row.name) for row in section.rows):
-        panel.text(0.5, 0.5, "not run yet", ha="center", transform=panel.transAxes)
-        panel.set_yticks([])
 
 
 def _percent(row: PaperRow) -> int:
