@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,4 +63,12 @@ def _weights_at(place: str | None) -> str | None:
         return None
     path = expanded(place)
     file = RunFolder(path).model if path.is_dir() else path
-    return digest(file, size=8) if file.is_file() else None
+    if not file.is_file():
+        return None
+    about = file.stat()
+    return _digest(file, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache(maxsize=16)  # the rows of a table start from the same network
+def _digest(file: Path, written: int, length: int) -> str:
+    return digest(file, size=8)
