@@ -3,6 +3,7 @@
     python benchmarks/engine.py --out results/engine.json                      # everything, about an hour and a half
     python benchmarks/engine.py --only mlp,linear --threads 1 --out part.json  # some rows, a few minutes
     python benchmarks/engine.py --only trained --data cifar100.npz --accuracy --out results/engine.json
+    python benchmarks/engine.py --against v0.1 --only wrn,resnet50 --runtimes eager --out results/engine-against.json
 
 Every runtime has a process of its own, and they take turns: PyTorch eager, torch.compile, onnxruntime and OpenVINO on
 one model, the engine on the same model at each sparsity. Dense runtimes multiply zeros like other numbers, so that one
@@ -15,15 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 import pareback as pb
@@ -40,6 +45,8 @@ ROOT = Path(__file__).parent.parent
 #: Networks that were really trained and pruned on CIFAR-100, by the name of their column.
 TRAINED = {f"{share} % trained": ROOT / f"results/paper/models/taught-{share}-1.pare" for share in (95, 98)}
 DENSE = ("eager", "compile", "onnxruntime", "openvino")
+#: Ends the names of columns of another version's engine.
+BEFORE = ", before"
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,20 @@ def measured(
     batches: Sequence[int],
     runtimes: Sequence[str],
     effort: Effort,
+    before: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Measure a network at one number of threads and yield a row for each batch size."""
+    """Measure a network at one number of threads and yield a row for each batch size.
+
+    With ``before``, the sources of another version, its engine takes turns with this one's.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         staged = {column: Staged(subject, folder / str(i)) for i, (column, subject) in enumerate(variants.items())}
         first = next(iter(staged.values()))
         entrants = [Entrant(runtime, runtime, first) for runtime in runtimes]
         entrants += [Entrant(column, "engine", one) for column, one in staged.items()]
+        if before is not None:
+            entrants += [Entrant(f"{column}{BEFORE}", "engine", one, before) for column, one in staged.items()]
         figures = {column: subject.figures() for column, subject in variants.items()}
         with Contest(entrants, threads, folder) as contest:
             for batch in batches:
@@ -125,7 +138,9 @@ def measured(
 def row(name: str, case: Case, figures: dict[str, Any]) -> dict[str, Any]:
     """Return a case with the ratios that the table shows."""
     dense, int8 = case.best("dense"), case.best("int8")
-    columns = [outcome for outcome in case.outcomes if outcome.kind == "engine"]
+    engines = {outcome.name: outcome for outcome in case.outcomes if outcome.kind == "engine"}
+    columns = [outcome for column, outcome in engines.items() if not column.endswith(BEFORE)]
+    older = {column.removesuffix(BEFORE): outcome for column, outcome in engines.items() if column.endswith(BEFORE)}
     return {
         "workload": name,
         "title": WORKLOADS[name].title,
@@ -133,6 +148,7 @@ def row(name: str, case: Case, figures: dict[str, Any]) -> dict[str, Any]:
         "best_dense": dense and dense.name,
         "ratios": {one.name: ratio(dense, one) if dense else math.nan for one in columns},
         "ratios_to_int8": {one.name: ratio(int8, one) if int8 else math.nan for one in columns},
+        "ratios_to_before": {one.name: ratio(older[one.name], one) for one in columns if one.name in older},
         "figures": figures,
         **case.as_dict(),
     }
@@ -168,7 +184,8 @@ def as_markdown(content: dict[str, Any]) -> str:
     """Return a table for each network and number of threads."""
     about = content["environment"]
     parts = [
-        f"{about['cpu']}, {about['cores']} cores, {about['register_bits']}-bit registers; "
+        (f"Against the engine of revision {content['against']}. " if "against" in content else "")
+        + f"{about['cpu']}, {about['cores']} cores, {about['register_bits']}-bit registers; "
         + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         "Runtimes take turns, a tenth of a second each. × is the median over rounds of the ratio within a round, ms "
         "the median over rounds of a call: where the machine's speed moved, one does not follow from the other.",
@@ -190,11 +207,14 @@ def as_markdown(content: dict[str, Any]) -> str:
 def _table(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(column for one in rows for column in one["ratios"]))
     extra = [name for name in (*DENSE, "int8") if any(_found(one, name) for one in rows)]
-    header = ["batch", "best dense", *columns, *[f"{name}, ms" for name in extra], *[f"{c}, ms" for c in columns]]
+    older = [column for column in columns if any(column in one.get("ratios_to_before", {}) for one in rows)]
+    header = ["batch", "best dense", *columns, *[f"{column} over before" for column in older]]
+    header += [f"{name}, ms" for name in (*extra, *columns)]
     lines = [header, ["--:"] * len(header)]
     for one in sorted(rows, key=lambda one: int(one["batch"])):
         cells = [str(one["batch"]), str(one["best_dense"])]
         cells += [_number(one["ratios"].get(column), 2, "×") for column in columns]
+        cells += [_number(one.get("ratios_to_before", {}).get(column), 2, "×") for column in older]
         cells += [_number(_milliseconds(one, name), 2) for name in (*extra, *columns)]
         lines.append(cells)
     flagged = [f"{o['name']}: {o['problem'] or 'its results differ'}" for one in rows for o in one["outcomes"]
@@ -214,6 +234,23 @@ def _milliseconds(one: dict[str, Any], name: str) -> float | None:
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}{unit}"
+
+
+# -- another version -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def built(revision: str) -> Iterator[Path]:
+    """Check out a revision of this repository into a folder of its own, build it, and yield its sources."""
+    with tempfile.TemporaryDirectory() as place:
+        tree = Path(place) / "tree"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, revision], cwd=ROOT, check=True)
+        try:
+            build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+            subprocess.run(build, cwd=tree, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            yield tree / "src"
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -253,6 +290,7 @@ def arguments() -> argparse.Namespace:
     add("--batch", help="batch sizes (those of the network by default)")
     add("--threads", default="1,2", help="numbers of threads (%(default)s)")
     add("--runtimes", default=",".join(DENSE), help=f"of {', '.join(RUNTIMES)} (%(default)s)")
+    add("--against", metavar="REV", help="let the engine of another revision take turns, and say how it compares")
     add("--seconds", type=float, default=8.0, help="for the rounds of a row (%(default)s)")
     add("--again", action="store_true", help="measure rows that --out already holds")
     add("--data", type=Path, help="the .npz file of CIFAR-100, for the trained model's images")
@@ -281,6 +319,14 @@ def main() -> None:
             known = {} if options.again else book.content.get("accuracy", {}).get(column, {})
             accuracy(path, images, labels, known, partial(book.count, column))
         return
+    with built(options.against) if options.against else nullcontext() as before:
+        if options.against:
+            book.content["against"] = options.against
+        measure(options, book, images, before)
+
+
+def measure(options: argparse.Namespace, book: Book, images: Tensor | None, before: Path | None) -> None:
+    """Measure the rows that are asked for and not there."""
     sparsities = [float(word) for word in options.sparsity.split(",")]
     effort = Effort(seconds=options.seconds)
     for name in options.only.split(","):
@@ -292,7 +338,9 @@ def main() -> None:
             if not left:
                 continue
             variants = variants or subjects(name, sparsities, images)
-            for one in measured(name, variants, threads, left, options.runtimes.split(","), effort):
+            if before is not None:  # in classes of torch alone: another version may have its own elsewhere
+                variants = {c: replace(one, model=torch.fx.symbolic_trace(one.model)) for c, one in variants.items()}
+            for one in measured(name, variants, threads, left, options.runtimes.split(","), effort, before):
                 book.write(keys[one["batch"]], one)
                 print(_table([one]), flush=True)
 

@@ -49,7 +49,7 @@ def test_images_together_have_their_heads_too() -> None:
     assert isinstance(stage, ImageStage)
     for images in (1, 2, 4, 8, 16):
         x, y = torch.randn(images, 3, 6, 6), torch.empty(images, 5)
-        stage.program(images, 1).run([x], [y], 0, 1)
+        stage.whole.program(images, 1).run([x], [y], 0, 1)
         with torch.no_grad():
             assert distance(y, model(x)) < 1e-5
 

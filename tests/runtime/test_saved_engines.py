@@ -22,6 +22,7 @@ from pareback.cli import main
 from pareback.runtime.native import bindings
 from pareback.runtime.saved import operators, reading, writing
 from pareback.runtime.saved.describe import describe_engine
+from pareback.runtime.stages.images import ImageStage
 
 pytestmark = pytest.mark.skipif(not bindings.available(), reason="the engine was not built")
 
@@ -122,6 +123,21 @@ def test_a_loaded_engine_is_the_saved_one_to_the_bit(kind: str, threads: int, pa
         assert same(loaded(x), result)
         assert same(loaded.run_sparse(x), sparse)
     assert loaded._plan.tuner.used.items() <= engine._plan.tuner.used.items()
+
+
+def test_where_images_begin_to_go_together_is_remembered(path: Path) -> None:
+    """One by one, all together, or from a value on: the same bits after a load."""
+    torch.manual_seed(0)
+    engine, x = pb.compile(thinned(Residual()), torch.randn(1, 3, 12, 12), threads=1), torch.randn(5, 3, 12, 12)
+    stage = next(one for one in engine.stages if isinstance(one, ImageStage))
+    for way in (None, "", *stage.places()):
+        stage.together_after[5] = way
+        wanted = engine.run_sparse(x)
+        engine.save(path)
+        loaded = pb.load_engine(path, threads=1)
+        found = next(one for one in loaded.stages if isinstance(one, ImageStage))
+        assert found.together_after[5] == way
+        assert same(loaded.run_sparse(x), wanted)
 
 
 def test_another_batch_is_tuned_at_its_first_call(path: Path) -> None:
@@ -321,11 +337,19 @@ def operation(said: Any, kind: str) -> Any:
     return next(one for stage in said["stages"] for one in stage["operations"] if one.get("op") == kind)
 
 
+def within(said: Any) -> Any:
+    """The sizes of a value that its stage keeps to itself."""
+    stage = next(one for one in said["stages"] if one["kind"] == "images")
+    made = [one["out"] for one in stage["operations"]]
+    return next(said["shapes"][name] for name in made if name not in stage["outputs"])
+
+
 Forgery = tuple[str, Callable[[Any], object], str]
 OF_IMAGES: dict[str, Forgery] = {
     "channels": ("images", lambda said: taps(said)[0].update(shape=[8, 1, 3, 9]), "channels"),
     "size": ("images", lambda said: said["shapes"].update(x=[[1, 0], 3, 900, 900]), "another size"),
     "batch": ("images", lambda said: said["shapes"].update(x=[5, 3, 12, 12]), "does not begin with the batch"),
+    "batch inside": ("images", lambda said: within(said).__setitem__(0, 5), "of several batches"),
     "padding": ("images", lambda said: taps(said).__setitem__(2, 3), "another size|residual"),
     "picks": ("images", lambda said: operation(said, "Channels")["picks"][0].__setitem__(1, 999), "no such channel"),
     "residual": ("images", lambda said: operation(said, "Convolution").update(residual="x"), "residual|reads"),

@@ -51,7 +51,7 @@ def _image_stage(engine: Engine) -> ImageStage:
 
 
 def _parts(engine: Engine) -> list[NativePart]:
-    return _image_stage(engine).program(1, 1).native.parts
+    return _image_stage(engine).whole.program(1, 1).native.parts
 
 
 @pytest.mark.parametrize("size", [(56, 56), (33, 70)])
@@ -65,15 +65,62 @@ def test_bottlenecks(size: tuple[int, int]) -> None:
                 assert error < max(2 * own, 1e-6)
 
 
-def test_sixteen_images_in_lanes_and_the_rest() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_by_one_together_or_together_from_somewhere_on(threads: int) -> None:
+    """Sixteen images in lanes, then the rest: from the start, after each place where that may begin, or never."""
     model = _network()
-    x = torch.randn(33, 3, 28, 28)
-    engine = compiled(model, x[:1], threads=2)
+    engine = compiled(model, torch.randn(1, 3, 56, 56), threads=threads)
     stage = _image_stage(engine)
-    for singly in (False, True):
-        stage.prefers_singly[33] = singly
+    places = stage.places()
+    assert len(places) > 2
+    for batch, ways in ((33, [None, "", *places]), (2, [None, "", places[-1]])):
+        x = torch.randn(batch, 3, 56, 56)
+        for way in ways:
+            stage.together_after[batch] = way
+            for _ in range(2):  # what an arena held before must not matter
+                error, own = errors(engine.run_sparse(x), model, x)
+                assert error < max(2 * own, 1e-6)
+            assert stage.together_after[batch] == way
+            by_value = stage.seconds_by_value({stage.chain.inputs[0]: x}, batch, threads)
+            assert {o.out for o in stage.chain.operations if isinstance(o, Convolution)} <= by_value.keys()
+
+
+def test_a_value_that_is_also_a_result_may_be_where_images_begin_to_go_together() -> None:
+    """And a second input may be read before, after or on both sides of it."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
+            self.third = nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            seen = F.relu(self.first(x))
+            small = F.relu(self.second(seen))
+            return seen, F.relu(self.third(small) + y)
+
+    model = pruned(Model(), 0.3)
+    inputs = torch.randn(5, 3, 14, 14), torch.randn(5, 8, 7, 7)
+    engine = compiled(model, inputs, threads=1)
+    stage = _image_stage(engine)
+    assert stage.places()
+    for place in stage.places():
+        stage.together_after[5] = place
+        for found, wanted in zip(engine.run_sparse(*inputs), model(*inputs), strict=True):
+            assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_a_place_where_images_cannot_begin_to_go_together_is_not_believed() -> None:
+    """A file may say so: inside a residual block, or a name that nothing has."""
+    model, x = _network(), torch.randn(3, 3, 28, 28)
+    engine = compiled(model, x, threads=1)
+    stage = _image_stage(engine)
+    inside = next(o.out for o in stage.chain.operations if isinstance(o, Convolution) and o.out not in stage.places())
+    for wrong in (inside, "nothing"):
+        stage.together_after[3] = wrong
         error, own = errors(engine.run_sparse(x), model, x)
         assert error < max(2 * own, 1e-6)
+        assert stage.together_after[3] != wrong
 
 
 def test_large_images_are_computed_in_strips_and_their_residuals_overwritten() -> None:

@@ -38,6 +38,7 @@ class Entrant:
     name: str
     runtime: str
     staged: Staged
+    source: Path | None = None  #: of another version of pareback
 
     @property
     def kind(self) -> Kind:
@@ -120,7 +121,7 @@ class Contest:
             if missing:
                 self._problems[entrant.name] = f"not installed: {', '.join(missing)}"
             else:
-                self._processes[entrant.name] = Process(entrant.runtime, self._threads)
+                self._processes[entrant.name] = Process(entrant.runtime, self._threads, entrant.source)
         for entrant in self._entrants:
             self._attempt(entrant, lambda process: process.ready())
         return self

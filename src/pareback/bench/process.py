@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -18,10 +19,13 @@ class WorkerError(RuntimeError):
 class Process:
     """A runtime in its own process. Requests may be sent ahead; answers come in their order."""
 
-    def __init__(self, runtime: str, threads: int) -> None:
+    def __init__(self, runtime: str, threads: int, source: Path | None = None) -> None:
+        """Start it, with pareback from a folder of sources if one is given, whose cache is beside them."""
+        folders = [str(source) if source else "", *sys.path]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # where the model's class was found
+            **({"PAREBACK_CACHE": str(source.parent / "cache")} if source else {}),
+            "PYTHONPATH": os.pathsep.join(filter(None, folders)),  # where the model's class was found
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers would stay beside what is timed

@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
@@ -46,6 +46,9 @@ _LONG = 0.3
 #: So long either way is tried for, at most 21 times. In seconds.
 _TO_DECIDE = 5e-3
 
+#: Bytes of weights that PyTorch reads in a second, at the least: how much faster each example of a larger batch can be.
+_BYTES_READ = 5e9
+
 
 class Engine:
     """A model compiled for this machine's CPU, called like the model; :func:`compile` makes it.
@@ -63,7 +66,7 @@ class Engine:
         #: By batch size, whether PyTorch's dense operators were faster for the whole model. May be set, to decide it.
         self.prefers_dense: dict[int, bool] = {}
         self._deciding = threading.Lock()
-        self._has_timed = False  # so that PyTorch has done what it does once in a process
+        self._dense_seconds: dict[int, float] = {}  # by batch, what PyTorch's operators took where that was measured
         self._share_choices()
 
     def _share_choices(self) -> None:
@@ -206,25 +209,51 @@ class Engine:
         )
 
     def is_faster_dense(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Try both ways on a batch of this size, in turn: often if calls are short, else until it is clear."""
-        times: dict[bool, list[float]] = {False: [], True: []}
-        self._sparsely(tuple(x.clone() for x in inputs))  # makes and tunes what it needs
+        """Try both ways on a batch of this size, unless a smaller one has shown which is faster."""
+        batch = inputs[0].shape[0]
+        for _ in range(2):  # the first time makes and tunes what it needs, which may take longer than PyTorch's way
+            sparsely = _seconds(self._sparsely, inputs)
+            if self._is_far_slower_dense(batch, sparsely):
+                return False
         if self._threads > 1 and any(isinstance(stage, TorchBetween) for stage in self._stages):
-            for _ in range(TRIALS):  # afterwards they know how many threads PyTorch is to use
+            for _ in range(TRIALS - 1):  # afterwards they know how many threads PyTorch is to use
                 self._sparsely(tuple(x.clone() for x in inputs))
+        if self._dense_seconds and sparsely > _LONG:  # beside which it is short what PyTorch does once for new sizes
+            densely = _seconds(self._densely, inputs)
+        else:
+            sparsely, densely = self._in_turn(inputs)
+        self._dense_seconds[batch] = densely
+        return densely < sparsely
+
+    def _in_turn(self, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
+        """Return how long the stages and PyTorch's operators take: tried often if calls are short, else until clear."""
+        times: dict[bool, list[float]] = {False: [], True: []}
         while len(times[True]) < _rounds(times[True]):
             for dense, run in ((False, self._sparsely), (True, self._densely)):
-                mine = tuple(x.clone() for x in inputs)  # a model may change its input
                 wait_for_idle_threads(self._threads)
-                began = time.perf_counter()
-                run(mine)
-                times[dense].append(time.perf_counter() - began)
+                times[dense].append(_seconds(run, inputs))
             # The first calls do not count, unless they are long beside what PyTorch does once for new sizes.
-            first = 0 if self._has_timed and times[True][0] > _LONG else 1
+            first = 0 if self._dense_seconds and times[True][0] > _LONG else 1
             if _is_clear(times[False][first:], times[True][first:]):
                 break
-        self._has_timed = True
-        return statistics.median(times[True][first:]) < statistics.median(times[False][first:])
+        return statistics.median(times[False][first:]), statistics.median(times[True][first:])
+
+    def _is_far_slower_dense(self, batch: int, sparsely: float) -> bool:
+        """Whether what PyTorch took for a smaller batch says enough: an example takes as long, but for reading weights.
+
+        To try a large batch as well would let its first call wait for ten seconds and more.
+        """
+        reading = self._plan.weight_bytes / _BYTES_READ
+        known = [(seconds - reading) / few for few, seconds in self._dense_seconds.items() if few < batch]
+        return batch * max(known, default=0.0) > _CLEAR * sparsely
+
+
+def _seconds(run: Callable[[tuple[Tensor, ...]], Any], inputs: tuple[Tensor, ...]) -> float:
+    """Time a call on copies, as a model may change its input."""
+    mine = tuple(x.clone() for x in inputs)
+    began = time.perf_counter()
+    run(mine)
+    return time.perf_counter() - began
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..native import bindings
 from .convolution import KernelChoice, TiledConvolution
-from .layout import LANES, VECTOR_BYTES, Layout, as_sixteen_bits
+from .layout import LANES, VECTOR_BYTES, Layout
 
 _UNIT = 8  #: places of inputs are in units of so many bytes, in sixteen bits
 _MOST_OUTPUTS = 2**16  #: of a part, whose numbers have sixteen bits
@@ -39,47 +39,24 @@ def weight_lists(weight: Tensor, vectors: int, part: int, block: int) -> WeightL
     """
     outputs, inputs = weight.shape
     parts, blocks = -(-outputs // part), -(-inputs // block)
-    out, column = weight.nonzero(as_tuple=True)
-    counts = torch.zeros(outputs, blocks, dtype=torch.int64)
-    counts.view(-1).index_add_(0, out * blocks + column // block, torch.ones_like(out))
-    output, number = torch.arange(outputs).view(-1, 1), torch.arange(blocks).view(1, -1)
-    within = (output // part) * blocks + number
-    order = torch.argsort((within * (block + 1) + counts).flatten(), stable=True)
-    needed = ((counts > 0) | (number == 0) | (number == blocks - 1)).flatten()[order]
-    order = order[needed]
-    sizes = counts.flatten()[order]
-    entries = torch.stack([order // blocks % part, sizes], 1)
-    entries = torch.cat([entries, entries.new_zeros(_AHEAD, 2)])
-    per_block = torch.bincount(within.flatten()[order], minlength=parts * blocks)
-    bounds = torch.cat([per_block.new_zeros(1), per_block.cumsum(0)])
-    ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    rank = torch.empty(outputs * blocks, dtype=torch.int64)
-    rank[order] = torch.arange(len(order))
-    of_weight = rank[out * blocks + column // block]
-    by_entry = torch.argsort(of_weight, stable=True)
-    places = (column % block)[by_entry] * (vectors * VECTOR_BYTES // _UNIT)
-    return WeightLists(
-        _interleaved(places, weight[out, column].float()[by_entry], ends, sizes),
-        6 * ends[bounds[::blocks]],
-        as_sixteen_bits(entries),
-        bounds,
-        blocks,
+    what = bindings.NativeRowPacking(
+        weight=weight.float().contiguous(),
+        outputs=outputs,
+        inputs=inputs,
+        part=part,
+        block=block,
+        place=vectors * VECTOR_BYTES // _UNIT,
     )
-
-
-def _interleaved(places: Tensor, values: Tensor, ends: Tensor, sizes: Tensor) -> Tensor:
-    """Return fours of places and values, and what is left over of every entry in pairs, as numbers of sixteen bits."""
-    first = torch.repeat_interleave(ends[:-1], sizes)
-    size = torch.repeat_interleave(sizes, sizes)
-    i = torch.arange(len(values)) - first
-    in_four = i < size // 4 * 4
-    place = 3 * first + torch.where(in_four, i // 4 * 12 + i % 4, 3 * i)
-    value = 3 * first + torch.where(in_four, i // 4 * 12 + 4 + i % 4 * 2, 3 * i + 1)
-    found = torch.empty(3 * len(values), dtype=torch.int16)
-    found[place] = as_sixteen_bits(places)
-    halves = values.contiguous().view(torch.int16).view(-1, 2)
-    found[value], found[value + 1] = halves[:, 0], halves[:, 1]
-    return found
+    counts = torch.empty(outputs, blocks, dtype=torch.int32)
+    found = torch.empty(3 * bindings.count_rows(what, counts), dtype=torch.int16)
+    entries = torch.zeros(outputs * blocks + _AHEAD, 2, dtype=torch.int16)
+    bounds = torch.empty(parts * blocks + 1, dtype=torch.int64)
+    begins = torch.empty(outputs, blocks, dtype=torch.int64)
+    number = bindings.order_rows(what, counts, entries, bounds, begins)
+    bindings.list_rows(what, counts, begins, found)
+    per_part = torch.stack([one.sum() for one in counts.split(part)])
+    lists = 6 * torch.cat([per_part.new_zeros(1), per_part.cumsum(0)])
+    return WeightLists(found, lists, entries[: number + _AHEAD].clone(), bounds, blocks)
 
 
 @dataclass(frozen=True)

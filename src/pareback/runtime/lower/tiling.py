@@ -45,7 +45,7 @@ def tiled(
         return _tiled(*_regridded(operations, shapes, names), products, images, list(names))
 
     # One more at a time, the one that gains most: of all at once, some only pay where others are not.
-    left, names = _where_to_cut(operations, shapes), list[str]()
+    left, names = cut_points(operations, shapes), list[str]()
     if cuts is not None:
         return cut([name for name in cuts if name in left])
     best = cut(names)
@@ -60,7 +60,7 @@ def tiled(
     return best
 
 
-def _where_to_cut(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[str]:
+def cut_points(operations: Sequence[Operation], shapes: Mapping[str, Shape]) -> list[str]:
     """Return activations that all later ones depend on alone: before images are made smaller, and where least is moved.
 
     A grid that fits the sizes before and after fills its lanes better than one for all sizes would.

@@ -200,6 +200,8 @@ def _library() -> Any:
     library.pareback_run.restype = c_int64
     library.pareback_run_each.restype = c_int64
     library.pareback_pack.restype = c_int64
+    library.pareback_count_rows.restype = c_int64
+    library.pareback_order_rows.restype = c_int64
     return library
 
 
@@ -231,6 +233,28 @@ def pack(what: NativePacking, rows: Tensor, pairs: Tensor | None) -> int:
     """List non-zeros, see packing.h; return how many there are where no room is given for them."""
     place = c_void_p(None if pairs is None else pairs.data_ptr())
     return int(_engine.pareback_pack(ctypes.byref(what), c_void_p(rows.data_ptr()), place))
+
+
+class NativeRowPacking(NativeStructure):
+    """A linear layer's weights, to be listed for many rows."""
+
+    _fields_ = _fields("pointers: weight; int64: outputs inputs part block place")
+
+
+def count_rows(what: NativeRowPacking, counts: Tensor) -> int:
+    """Count non-zeros by output and block, see packing.h; return how many there are."""
+    return int(_engine.pareback_count_rows(ctypes.byref(what), c_void_p(counts.data_ptr())))
+
+
+def order_rows(what: NativeRowPacking, counts: Tensor, entries: Tensor, bounds: Tensor, begins: Tensor) -> int:
+    """Order outputs by their counts, see packing.h; return how many entries there are."""
+    places = [c_void_p(one.data_ptr()) for one in (counts, entries, bounds, begins)]
+    return int(_engine.pareback_order_rows(ctypes.byref(what), *places))
+
+
+def list_rows(what: NativeRowPacking, counts: Tensor, begins: Tensor, to: Tensor) -> None:
+    """Write the lists, see packing.h."""
+    _engine.pareback_list_rows(ctypes.byref(what), *(c_void_p(one.data_ptr()) for one in (counts, begins, to)))
 
 
 class NativeProgram:

@@ -492,6 +492,17 @@ EXPORT int64_t pareback_pack(const Packing* what, int32_t* rows, int32_t* pairs)
   return pack_nonzeros(*what, rows, pairs);
 }
 
+EXPORT int64_t pareback_count_rows(const RowPacking* what, int32_t* counts) { return count_rows(*what, counts); }
+
+EXPORT int64_t pareback_order_rows(const RowPacking* what, const int32_t* counts, uint16_t* entries, int64_t* bounds,
+                                   int64_t* begins) {
+  return order_rows(*what, counts, entries, bounds, begins);
+}
+
+EXPORT void pareback_list_rows(const RowPacking* what, const int32_t* counts, const int64_t* begins, int16_t* list) {
+  list_rows(*what, counts, begins, list);
+}
+
 // The instruction set in use, for reports: 512, 256 or 128 bits.
 EXPORT int32_t pareback_register_bits() {
   const Kernels& kernels = best_kernels();

@@ -118,7 +118,7 @@ def _check_matrix(operation: WeightedOp, features: int) -> None:
 def _images(stage: StagePlan, shapes: ShapeTable) -> None:
     chain = stage.chain
     matrices = chain.matrices
-    first = {shapes.sizes[name][:1] for name in (*chain.inputs, *chain.outputs)}
+    first = {shapes.sizes[name][:1] for name in chain.names}  # all: images may go together after any of them
     _require(len(first) == 1 and first != {()} and first != {(0,)}, "images of a stage are of several batches")
     made: dict[str, _Image] = {}
     for name in chain.inputs:

@@ -216,15 +216,26 @@ def _remember(plan: EnginePlan, content: dict[str, Any]) -> None:
 
 
 def _decided(content: Any, stage: StagePlan) -> dict[str, dict[int, Any]]:
-    name = {"images": "prefers_singly", "rows": "prefers_dense", "encoder": "prefers_apart", "torch": "seconds"}[
-        stage.kind
-    ]
+    name, read = _MEASURED[stage.kind]
     entry = fields(content, {name}, "what was measured")
-    return {name: _numbered(entry[name], boolean if name != "seconds" else _seconds)}
+    return {name: _numbered(entry[name], read)}
 
 
 def _seconds(content: Any) -> list[float]:
     return [real(one) for one in listed(content)][:16]
+
+
+def _place(content: Any) -> str | None:
+    return None if content is None else text(content)  # a stage asks for itself whether there is such a place
+
+
+#: By kind of stage, what it measures and how that is read.
+_MEASURED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "images": ("together_after", _place),
+    "rows": ("prefers_dense", boolean),
+    "encoder": ("prefers_apart", boolean),
+    "torch": ("seconds", _seconds),
+}
 
 
 def _warn(path: Path, there: dict[str, Any]) -> None:

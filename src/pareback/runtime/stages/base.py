@@ -133,10 +133,8 @@ def empty(shape: tuple[int, ...]) -> Tensor:
     return _FLOAT32.new_empty(shape)  # as to read the names of a type and a device takes longer than to make it
 
 
-def faster(
-    ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int, margin: float = 0.0
-) -> int:
-    """Return the fastest of several ways to run a stage, by number; the first if it takes ``margin`` longer at most."""
+def seconds_of(ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int) -> list[float]:
+    """Return how long each of several ways to run a stage takes, at best, in turn. First calls do not count."""
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(4):
         for run, seconds in zip(ways, times, strict=True):
@@ -146,4 +144,12 @@ def faster(
             seconds.append(time.perf_counter() - began)
         if sum(sum(one[1:]) for one in times) > _ENOUGH:
             break
-    return min(range(len(ways)), key=lambda way: min(times[way][1:]) + (margin if way else 0.0))
+    return [min(one[1:]) for one in times]
+
+
+def faster(
+    ways: Sequence[Callable[..., None]], values: dict[str, Any], batch: int, threads: int, margin: float = 0.0
+) -> int:
+    """Return the fastest of several ways to run a stage, by number; the first if it takes ``margin`` longer at most."""
+    times = seconds_of(ways, values, batch, threads)
+    return min(range(len(ways)), key=lambda way: times[way] + (margin if way else 0.0))

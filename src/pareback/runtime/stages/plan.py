@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from ..graph.operation import Operation
-from ..graph.ops import Encoder
+from ..graph.ops import Encoder, WeightedOp
 from ..graph.signature import CallSignature
 from ..lower.tuning import Tuner
 from .base import Chain
@@ -109,6 +110,11 @@ class EnginePlan:
     stages: list[StagePlan]
     tuner: Tuner
     chosen: dict[int, EngineChoices] = field(default_factory=dict)  #: by number of threads
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """What the layers' weights take as PyTorch reads them, zeros included."""
+        return sum(one.taps.weight.numel() * 4 for one in self.whole if isinstance(one, WeightedOp))
 
     def each_stage(self) -> Iterator[StagePlan]:
         """Yield all stages, encoders before those that would do the same."""

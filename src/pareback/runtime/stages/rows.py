@@ -25,6 +25,9 @@ _MOST_ROWS = 14 * LANES
 #: afterwards, and in the meantime keep the engine's from working. In seconds.
 _BUSY_AFTER = 5e-4
 
+#: More rows take as long each: they are done some hundred at a time.
+_ENOUGH_ROWS = 2048
+
 
 class RowProgram(StageProgram):
     """A chain of linear layers for a certain number of rows, tuned for a number of threads."""
@@ -84,12 +87,20 @@ class RowStage(Stage):
         if rows == 0:  # for which there is no program
             return self._torch.run(values, batch, threads)
         if rows not in self.prefers_dense:
-            known, alike = self._tuner.dense_rows, (*self._kinds, rows, threads)
+            known, alike = self._tuner.dense_rows, (*self._kinds, min(rows, _ENOUGH_ROWS), threads)
             if alike not in known:
-                margin = 0.0 if threads == 1 else _BUSY_AFTER
-                known[alike] = base.faster([self._run_sparsely, self._torch.run], values, batch, threads, margin) == 1
+                known[alike] = self._is_faster_dense(values, batch, threads)
             self.prefers_dense[rows] = known[alike]
         return (self._torch.run if self.prefers_dense[rows] else self._run_sparsely)(values, batch, threads)
+
+    def _is_faster_dense(self, values: dict[str, Any], batch: int, threads: int) -> bool:
+        """Try both ways, on some of the rows if there are many."""
+        name = self.chain.inputs[0]
+        if len(self.chain.inputs) == 1:  # what else is read has rows as well
+            x = values[name]
+            values = {**values, name: x.reshape(-1, x.shape[-1])[:_ENOUGH_ROWS] if x.ndim > 1 else x}
+        margin = 0.0 if threads == 1 else _BUSY_AFTER
+        return base.faster([self._run_sparsely, self._torch.run], values, batch, threads, margin) == 1
 
     def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
         self.run(values, batch, threads)
