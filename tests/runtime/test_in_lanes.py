@@ -389,3 +389,56 @@ def test_depthwise_layers_with_strides() -> None:
     for side, stride, multiplier in ((3, 1, 1), (3, 2, 1), (5, 2, 2), (7, 1, 1)):
         layer = nn.Conv2d(8, 8 * multiplier, side, stride, side // 2, groups=8)
         check(between(layer, nn.ReLU6(), inputs=8 * multiplier), batches=(1, 3, 16))
+
+
+@pytest.mark.parametrize("sides", [(0, 1), (1, 2), (2, 1), (1, 0), (0, 3), (2, 2)])
+@pytest.mark.parametrize(("side", "stride", "groups"), [(3, 2, 1), (5, 2, 8), (3, 1, 4), (1, 1, 1)])
+@pytest.mark.parametrize("size", [(17, 13), (16, 16)])
+def test_zeros_around_images(
+    sides: tuple[int, int], side: int, stride: int, groups: int, size: tuple[int, int]
+) -> None:
+    """More on one side than on the other, as TensorFlow's "same" has it: read by one convolution, and by two."""
+    around = [*sides, *sides]
+    layers = {
+        "first": nn.Conv2d(3, 8, 3, padding=1),
+        "second": nn.Conv2d(8, 8, side, stride=stride, padding=side // 3, groups=groups),
+        "third": nn.Conv2d(8, 8, side, stride=stride, padding=side // 3),
+    }
+    check(Of(lambda m, x: m.second(F.pad(F.relu(m.first(x)), around)), **layers), size, (1, 3))
+
+    def twice(m: nn.Module, x: Tensor) -> Tensor:
+        y = F.pad(m.first(x), around, value=0.0)
+        return F.relu(m.second(y)) + m.third(y)
+
+    check(Of(twice, **layers), size, (1, 17))
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda x: F.pad(x, [0, 1, 0, 1], value=1.0),
+        lambda x: F.pad(x, [0, 1, 0, 1], mode="reflect"),
+        lambda x: F.pad(x, [0, 1, 1, 1]),
+        lambda x: F.pad(x, [0, 1, 0, -1]),
+        lambda x: F.pad(x, [0, 1]),
+    ],
+)
+def test_other_edges_are_left_to_pytorch(pad: Callable[[Tensor], Tensor]) -> None:
+    """What is no frame of zeros, and a frame whose image somebody else reads, stays what it is."""
+    model = pruned(
+        Of(lambda m, x: m.second(pad(m.first(x))), first=nn.Conv2d(3, 8, 3), second=nn.Conv2d(8, 5, 3, stride=2)), 0.5
+    )
+    for batch in (1, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        assert error(compiled(model, x, threads=1).run_sparse(x), model, x) < 1e-6
+
+
+def test_a_frame_that_is_also_a_result() -> None:
+    def compute(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.pad(m.first(x), [0, 1, 0, 1])
+        return m.second(y), y
+
+    layers = {"first": nn.Conv2d(3, 8, 3), "second": nn.Conv2d(8, 5, 3, stride=2)}
+    model, x = pruned(Of(compute, **layers), 0.5), torch.randn(3, 3, 16, 16)
+    for found, wanted in zip(compiled(model, x, threads=1).run_sparse(x), model(x), strict=True):
+        torch.testing.assert_close(found, wanted)

@@ -1,8 +1,9 @@
-"""Operations in another form before stages are made: patch convolutions as linear layers, gates."""
+"""Operations in another form before stages are made: padding, patch convolutions as linear layers, gates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,61 @@ from .ops import Convolution, Gate, GateLayer, GlobalMean, Linear, Taps
 
 aten = torch.ops.aten
 _WHY = "it only moves numbers about"
+#: What puts something around images, and its arguments in order.
+_PADS = {aten.pad.default: ("x", "pad", "mode", "value"), aten.constant_pad_nd.default: ("x", "pad", "value")}
+
+
+def with_padding_folded(operations: list[Operation], outputs: Collection[str]) -> list[Operation]:
+    """Return the operations with zeros that are put around images left to the convolutions that read them.
+
+    A convolution has as much around images on all sides. Where more is to be on one of them, its kernel gets rows and
+    columns of zeros for what is too much on the other, which cost nothing here: padding 0 and 1 around 3 × 3 weights is
+    padding 1 around 4 × 4, the first row and column of which are zero.
+    """
+    folded: dict[str, tuple[str, int, int]] = {}
+    for operation in operations:
+        found = _zeros_around(operation)
+        readers = [other for other in operations if operation.out in other.reads]
+        if (
+            found is not None
+            and operation.out not in outputs
+            and all(_may_pad(other, operation.out) for other in readers)
+            and not _is_changed(found[0], operations)
+        ):
+            folded[operation.out] = found
+    return [_padded(one, folded) for one in operations if one.out not in folded]
+
+
+def _zeros_around(operation: Operation) -> tuple[str, int, int] | None:
+    """Return what an operation puts zeros around, as many before its rows and columns, and as many after them."""
+    if not isinstance(operation, TorchCall) or operation.target not in _PADS:
+        return None
+    given = dict(zip(_PADS[operation.target], operation.args, strict=False)) | operation.kwargs
+    x, sides = given["x"], given["pad"]
+    if given.get("mode", "constant") != "constant" or given.get("value") not in (None, 0, 0.0):
+        return None
+    if not isinstance(x, ValueName) or len(sides) != 4 or not all(isinstance(one, int) and one >= 0 for one in sides):
+        return None
+    left, right, top, bottom = sides
+    return (x.text, left, right) if (left, right) == (top, bottom) else None
+
+
+def _may_pad(operation: Operation, name: str) -> bool:
+    return isinstance(operation, Convolution) and operation.residual != name and operation.taps.dilation == 1
+
+
+def _is_changed(name: str, operations: Sequence[Operation]) -> bool:
+    return any(isinstance(o, TorchCall) and o.changes_its_argument and name in o.reads for o in operations)
+
+
+def _padded(operation: Operation, folded: Mapping[str, tuple[str, int, int]]) -> Operation:
+    if not isinstance(operation, Convolution) or operation.x not in folded:
+        return operation
+    x, before, after = folded[operation.x]
+    taps, most = operation.taps, max(before, after)
+    first, last = most - before, most - after
+    weight = torch.nn.functional.pad(taps.weight, (first, last, first, last))
+    return replace(operation, x=x, taps=replace(taps, weight=weight, padding=taps.padding + most))
 
 
 def patches_as_linear(operations: list[Operation], captured: CapturedModel) -> list[Operation]:

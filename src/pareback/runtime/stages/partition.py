@@ -8,7 +8,7 @@ from ..graph.capture import CapturedModel
 from ..graph.encoders import with_encoders
 from ..graph.operation import Operation
 from ..graph.ops import Encoder, GlobalMean, Linear, WeightedOp
-from ..graph.rewrite import is_matrix_read, patches_as_linear, with_gates
+from ..graph.rewrite import is_matrix_read, patches_as_linear, with_gates, with_padding_folded
 from ..lower.tiling import NoTilingError
 from ..lower.tuning import Tuner
 from .base import Chain, Stage
@@ -25,7 +25,8 @@ _SMALL_HEAD = 2**17
 def partitioned(operations: list[Operation], captured: CapturedModel, outputs: Iterable[str]) -> list[StagePlan]:
     """Return what the stages of a model are to be made from."""
     kept = set(outputs)
-    operations = with_gates(with_encoders(patches_as_linear(operations, captured), captured, kept))
+    operations = patches_as_linear(with_padding_folded(operations, kept), captured)
+    operations = with_gates(with_encoders(operations, captured, kept))
     return _stages(operations, captured, kept, ShapeTable(captured.shapes))
 
 
