@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,17 +59,33 @@ def read_operation(node: fx.Node, constants: dict[str, Any], unforeseen: set[str
 
 
 def _has_views(changed: Any, by: fx.Node) -> bool:
-    """Whether a value that is changed in place is seen elsewhere: it is a view, or there are views of it."""
-    if _is_view(changed):
+    """Whether a value that is changed in place is also seen under another name afterwards, or is part of an input."""
+    base = changed
+    while _is_view(base) and isinstance(base.args[0], fx.Node):
+        base = base.args[0]
+    if base is not changed and base.op != "call_function":
         return True
-    return any(user is not by and _is_view(user) for user in changed.users)
+    names, left = {base}, [base]
+    while left:
+        seen = [one for one in left.pop().users if _shares_memory(one) and one not in names and one is not by]
+        names.update(seen)
+        left += seen
+    order = {node: number for number, node in enumerate(by.graph.nodes)}
+    return any(order[user] > order[by] for name in names for user in name.users if user is not by)
 
 
 def _is_view(node: fx.Node) -> bool:
     writes = alias_writes(node.target)
     if any(writes):
         return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
-    return bool(writes)
+    return _shares_memory(node)
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    """Whether a result is or may be memory of an argument; one of several results is if all are."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return _shares_memory(node.args[0])
+    return bool(alias_writes(node.target))
 
 
 def _filled(node: Any, *defaults: Any) -> list[Any]:

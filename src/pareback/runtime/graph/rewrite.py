@@ -25,6 +25,8 @@ def with_padding_folded(operations: list[Operation], outputs: Collection[str]) -
     padding 1 around 4 × 4, the first row and column of which are zero.
     """
     folded: dict[str, tuple[str, int, int]] = {}
+    if any(isinstance(one, TorchCall) and one.changes_its_argument for one in operations):
+        return operations  # an image, or a view of it, may be changed between the two
     for operation in operations:
         found = _zeros_around(operation)
         readers = [other for other in operations if operation.out in other.reads]
@@ -32,7 +34,6 @@ def with_padding_folded(operations: list[Operation], outputs: Collection[str]) -
             found is not None
             and operation.out not in outputs
             and all(_may_pad(other, operation.out) for other in readers)
-            and not _is_changed(found[0], operations)
         ):
             folded[operation.out] = found
     return [_padded(one, folded) for one in operations if one.out not in folded]
@@ -54,10 +55,6 @@ def _zeros_around(operation: Operation) -> tuple[str, int, int] | None:
 
 def _may_pad(operation: Operation, name: str) -> bool:
     return isinstance(operation, Convolution) and operation.residual != name and operation.taps.dilation == 1
-
-
-def _is_changed(name: str, operations: Sequence[Operation]) -> bool:
-    return any(isinstance(o, TorchCall) and o.changes_its_argument and name in o.reads for o in operations)
 
 
 def _padded(operation: Operation, folded: Mapping[str, tuple[str, int, int]]) -> Operation:
