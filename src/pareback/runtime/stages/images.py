@@ -150,9 +150,12 @@ class ImageStage(Stage):
         return {"together_after": self.together_after}
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
-        if batch not in self.together_after or not self._allows(self.together_after[batch]):
+        if not self._has_decided(batch):
             with self._lock:
-                self.together_after[batch] = self._fastest(values, batch, threads)
+                if not self._has_decided(batch):
+                    self.together_after[batch] = self._fastest(values, batch, threads)
+                    used = set(self.together_after.values())  # what was only tried need not be kept
+                    self._parts = {name: parts for name, parts in self._parts.items() if name in used}
         self._run(self.together_after[batch], values, batch, threads)
 
     def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
@@ -179,6 +182,9 @@ class ImageStage(Stage):
         return list(zip(self._divided(after), (False, True), strict=True))
 
     def _divided(self, name: str) -> tuple[ImagePart, ImagePart]:
+        known = self._parts.get(name)
+        if known is not None:  # without the lock, which is held for seconds while another batch is tried
+            return known
         with self._lock:
             if name not in self._parts:
                 cuts = {images: names for images, names in self._cuts.items() if images == 1}
@@ -189,8 +195,11 @@ class ImageStage(Stage):
                 self._parts[name] = before, after
             return self._parts[name]
 
-    def _allows(self, after: str | None) -> bool:
-        """Whether images may go together from there on; a file may say something else."""
+    def _has_decided(self, batch: int) -> bool:
+        """Whether it is known how to run a batch; a file may name a place that there is not."""
+        if batch not in self.together_after:
+            return False
+        after = self.together_after[batch]
         return not after or after in self._parts or after in self.places()
 
     def places(self) -> list[str]:
