@@ -14,7 +14,7 @@ FLAGS = ["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++1
 # No contraction into fused multiply-adds: pruned weights have to be equal bit for bit to those of PyTorch's operators.
 AS_WRITTEN = [] if sys.platform == "win32" else ["-ffp-contract=off"]
 FASTEST = [] if sys.platform == "win32" else ["-ffp-contract=fast", "-fno-math-errno"]
-NATIVE = ("activations", "attention", "lanes", "linear", "packing", "team")
+NATIVE = ("activations", "attention", "group_norm", "lanes", "linear", "packing", "team")
 SHARED = ["src/pareback/kernels/isa.h", "src/pareback/kernels/pool.h"]
 
 

@@ -65,6 +65,7 @@ _OF_TORCHVISION = (
 _OF_TIMM = (
     *("darknet53", "cspresnet50", "ghostnet_100", "seresnet50", "repvgg_a0", "mixnet_s", "tf_efficientnet_lite0"),
     *("mobilenetv4_conv_small", "convnextv2_nano", "vit_tiny_patch16_224", "hrnet_w18_small", "dla34", "mixer_s16_224"),
+    "resnet50_gn",
 )
 ENTRIES: dict[str, Entry] = {
     **{name: Entry(partial(_torchvision, name)) for name in _OF_TORCHVISION},

@@ -15,6 +15,7 @@ CHOSEN = {
     HERE / "test_engine.py": "test_a_residual_network or test_groups or test_gelu or test_any_convolution",
     HERE / "test_in_lanes.py": "test_activations_from or test_nan or test_any_pooling or test_norms_and_layers "
     "or test_squeeze or (test_upsampling and 3)",
+    HERE / "test_group_norms.py": "test_between_convolutions or test_as_exact or test_any_norm or test_instance",
     HERE / "test_linear.py": "test_linear.py",
     HERE / "test_strips.py": "test_bottlenecks",
     HERE / "test_transformers.py": "test_written_by_hand or test_any_attention or test_pytorchs_encoder or test_norms "

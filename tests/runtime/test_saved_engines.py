@@ -43,7 +43,7 @@ class Residual(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(0.1))
         self.one, self.two = nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.Conv2d(8, 8, 1)
         self.squeeze, self.excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
-        self.norm = nn.BatchNorm2d(16)
+        self.groups, self.norm = nn.GroupNorm(2, 8), nn.BatchNorm2d(16)
         self.last = nn.Conv2d(16, 5, 3, padding=1)
         self.head = nn.Linear(5, 3)
 
@@ -51,7 +51,7 @@ class Residual(nn.Module):
         x = self.stem(x)
         y = torch.relu(x + self.two(self.one(x)))
         gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
-        y = nn.functional.max_pool2d(y * gate, 2)
+        y = nn.functional.max_pool2d(torch.relu(self.groups(y * gate) + x), 2)
         y = nn.functional.interpolate(nn.functional.avg_pool2d(y, 2), scale_factor=2.0, mode="bilinear")
         y = self.last(torch.relu(self.norm(torch.cat([y, torch.relu(y)], 1))))
         return {"image": y, "classes": self.head(y.mean((2, 3)))}

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..messages import counted
 from ..report import table
 from .graph.operation import Operation, TorchCall, is_bookkeeping
-from .graph.ops import Activation, Attention, ChannelNorm, LayerNorm, Linear, WeightedOp, activation_parts
+from .graph.ops import Activation, Attention, ChannelNorm, GroupNorm, LayerNorm, Linear, WeightedOp, activation_parts
 from .native import bindings
 from .stages.base import Chain, Stage
 from .stages.encoder import EncoderStage
@@ -44,10 +44,12 @@ class EngineReport:
     attentions: int = 0  #: in the engine's own kernels
     norms: int = 0  #: layer norms, likewise
     apart_batches: tuple[int, ...] = ()  #: batch sizes at which PyTorch computes attention and layer norms after all
+    group_norms: int = 0  #: and instance norms, in the engine's own kernels
     times: tuple[LayerTime, ...] = ()  #: if inputs were given, in the order of the model
 
     def __str__(self) -> str:
         parts = [(self.layers, "layer"), (self.attentions, "attention"), (self.norms, "layer norm")]
+        parts += [(self.group_norms, "group norm")]
         own = ", ".join(counted(number, noun) for number, noun in parts if number or noun == "layer")
         lines = [f"{own} in the engine, {counted(self.threads, 'thread')}, {self.register_bits}-bit registers"]
         by_reason: dict[str, list[str]] = {}
@@ -93,7 +95,8 @@ def report_on(
         sum(isinstance(operation, Attention) for operation in own),
         sum(isinstance(operation, LayerNorm | ChannelNorm) for operation in own),
         tuple(sorted({*_apart_batches(stages)})),
-        tuple(times),
+        group_norms=sum(isinstance(operation, GroupNorm) for operation in own),
+        times=tuple(times),
     )
 
 

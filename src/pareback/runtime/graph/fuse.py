@@ -9,9 +9,9 @@ from dataclasses import replace
 from .capture import CapturedModel
 from .channels import with_channels, with_channels_second
 from .operation import Operation, TorchCall
-from .ops import Activation, Add, Affine, Channels, Convolution, Gate, Linear, WeightedOp
+from .ops import Activation, Add, Affine, Channels, Convolution, Gate, GroupNorm, Linear, WeightedOp
 
-_CAN_ACTIVATE = (WeightedOp, Affine, Add, Channels, Gate)
+_CAN_ACTIVATE = (WeightedOp, Affine, Add, Channels, Gate, GroupNorm)
 
 
 #: Convolutions with a norm folded in, by the identity of both: a model is fused twice, and has its weights once.
@@ -88,12 +88,12 @@ def _folded(before: Convolution, norm: Affine, known: Folded) -> Convolution:
 
 
 def _onto_a_layer(operation: Add, done: dict[str, Operation], uses: Counter[str], over_tokens: bool) -> Operation:
-    """Let the later of two layers with weights, or the only one, add the other operand as it finishes."""
+    """Let the later of two layers or group norms, or the only one, add the other operand as it finishes."""
     order = list(done)
     operands = sorted((operation.x, operation.other), key=lambda name: -order.index(name) if name in done else 1)
     for mine, other in (operands, operands[::-1]):
         before = done.get(mine)
-        if not isinstance(before, WeightedOp) or (isinstance(before, Linear) and not over_tokens):
+        if not isinstance(before, WeightedOp | GroupNorm) or (isinstance(before, Linear) and not over_tokens):
             continue
         if before.is_bare and uses[mine] == 1 and mine != other and not _something_changes_after(before, done):
             del done[mine]

@@ -25,7 +25,7 @@ class Operation:
 
     #: Whether the engine has a kernel for it over images in lanes, see lower/image_ops.py.
     over_images: ClassVar[bool] = False
-    #: Whether its tiles are those of what it reads, so that it can be computed some rows at a time.
+    #: Whether its tiles are those of what it reads.
     in_tiles: ClassVar[bool] = False
 
     out: str
@@ -40,6 +40,11 @@ class Operation:
         """Return the same operation on values of other names."""
         fields: dict[str, Any] = {f: getattr(self, f, None) for f in ("x", "other", "residual")}
         return replace(self, **{f: names[name] for f, name in fields.items() if name in names})
+
+    @property
+    def in_strips(self) -> bool:
+        """Whether it can be computed some rows at a time, as soon as those that it reads are there."""
+        return self.in_tiles
 
     @property
     def downscale(self) -> int | Fraction:

@@ -317,6 +317,41 @@ class ChannelNorm(Operation):
 
 
 @dataclass
+class GroupNorm(Operation):
+    """A norm over groups of channels of each image, with what follows it; with a group per channel, an instance norm.
+
+    >>> norm = GroupNorm("y", "x", 2, torch.ones(4), torch.zeros(4), 0.0)
+    >>> norm.in_torch()({"x": torch.tensor([0.0, 2.0, 5.0, 1.0]).view(1, 4, 1, 1)}).flatten().tolist()
+    [-1.0, 1.0, 1.0, -1.0]
+    """
+
+    over_images = True
+    in_tiles = True
+
+    x: str
+    groups: int
+    scale: Tensor
+    shift: Tensor
+    eps: float
+    activation: str = "none"
+    residual: str | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing follows that was fused to it."""
+        return self.activation == "none" and self.residual is None
+
+    @property
+    def in_strips(self) -> bool:
+        """No: no row is known before all of the image is."""
+        return False
+
+    def in_torch(self) -> Compute:
+        x, given = self.x, (self.groups, self.scale, self.shift, self.eps)
+        return _then(lambda values: torch.group_norm(values[x], *given), self.residual, self.activation)
+
+
+@dataclass
 class GlobalMean(Operation):
     """The mean over each image."""
 

@@ -17,6 +17,7 @@ from .ops import (
     Convolution,
     Gate,
     GlobalMean,
+    GroupNorm,
     Linear,
     MaxPool,
     MeanPool,
@@ -160,13 +161,53 @@ def _batch_norm(node: Any, constants: dict[str, Any]) -> Operation | str:
         return "it is not over images"
     if training:
         return "it is in training mode"
-    if not all(_is_constant(one, constants) for one in (weight, bias, mean, variance)):
+    return _with_statistics(node, (weight, bias, mean, variance), eps, constants)
+
+
+def _with_statistics(node: Any, given: Sequence[Any], eps: float, constants: dict[str, Any]) -> Operation | str:
+    """Return the scale and shift of a norm that has weight, bias, mean and variance."""
+    weight, bias, mean, variance = given
+    if not all(_is_constant(one, constants) for one in given):
         return "its statistics are computed"
     deviation = (_value(variance, constants).double() + eps).sqrt()
     gain = torch.ones_like(deviation) if weight is None else _value(weight, constants).detach().double()
     scale = gain / deviation
     offset = torch.zeros_like(scale) if bias is None else _value(bias, constants).detach().double()
-    return Affine(node.name, x.name, scale, offset - _value(mean, constants).double() * scale)
+    return Affine(node.name, node.args[0].name, scale, offset - _value(mean, constants).double() * scale)
+
+
+@_reads(aten.group_norm.default)
+def _group_norm(node: Any, constants: dict[str, Any]) -> Operation | str:
+    _, groups, weight, bias, eps, _ = _filled(node, None, None, 1e-5, True)
+    return _over_groups(node, groups, weight, bias, eps, constants)
+
+
+@_reads(aten.instance_norm.default)
+def _instance_norm(node: Any, constants: dict[str, Any]) -> Operation | str:
+    x, weight, bias, mean, variance, of_input, _, eps = node.args[:8]
+    if x.meta["val"].ndim != 4:
+        return "it is not over images"
+    if not of_input:
+        return _with_statistics(node, (weight, bias, mean, variance), eps, constants)
+    if mean is not None or variance is not None:
+        return "it is in training mode"
+    return _over_groups(node, x.meta["val"].shape[1], weight, bias, eps, constants)
+
+
+def _over_groups(
+    node: Any, groups: Any, weight: Any, bias: Any, eps: float, constants: dict[str, Any]
+) -> Operation | str:
+    x = node.args[0]
+    if x.meta["val"].ndim != 4:
+        return "it is not over images"
+    channels = x.meta["val"].shape[1]
+    if not isinstance(channels, int) or not isinstance(groups, int):
+        return "its channels depend on the batch"
+    if not _is_constant(weight, constants) or not _is_constant(bias, constants):
+        return "its weight is computed"
+    ones = torch.ones(channels, dtype=torch.float32, device="cpu")
+    scale = ones if weight is None else _offset(weight, channels, constants)
+    return GroupNorm(node.name, x.name, groups, scale, _offset(bias, channels, constants), float(eps))
 
 
 @_reads(aten.add.Tensor, aten.add_.Tensor)

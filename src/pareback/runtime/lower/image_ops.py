@@ -22,6 +22,7 @@ from ..graph.ops import (
     Channels,
     Gate,
     GlobalMean,
+    GroupNorm,
     MaxPool,
     MeanPool,
     Regrid,
@@ -183,6 +184,32 @@ def _channel_norm(operation: ChannelNorm, memory: ImageMemory) -> NativeOperatio
         shift=operation.shift,
         valid=memory.layouts[operation.out].valid(),
         eps=operation.eps,
+    )
+
+
+@image_step.register
+def _group_norm(operation: GroupNorm, memory: ImageMemory) -> NativeOperation:
+    layout, beside = memory.layouts[operation.out], memory.layouts.get(operation.residual or "")
+    # Two numbers of 64 bits for every image and channel, and group; nobody needs them afterwards.
+    moments = f"{operation.out} moments"
+    place = memory.planner.take(moments, 4 * (layout.channels + operation.groups) * memory.images)
+    memory.planner.give_back(moments)
+    return bindings.NativeGroupNorm(
+        **_between(operation.x, operation.out, memory),
+        in_=memory.inside(operation.x),
+        residual=-1 if operation.residual is None else memory.inside(operation.residual),
+        residual_plane=0 if beside is None else beside.channel_step,
+        residual_row=0 if beside is None else beside.row_step,
+        moments=place,
+        scale=operation.scale,
+        shift=operation.shift,
+        valid=layout.valid(),
+        groups=operation.groups,
+        images=memory.images,
+        tiles=layout.grid.tiles,
+        pixels=layout.height * layout.width,
+        eps=operation.eps,
+        **activation_fields(operation.activation),
     )
 
 

@@ -59,6 +59,11 @@ class ArenaPlanner:
         self._taken[to] = self._taken.pop(name)
         return self._taken[to][0]
 
+    def share(self, name: str, to: str) -> int:
+        """Let another value have the same part as well, until both have given it back; return where it starts."""
+        self._taken[to] = self._taken[name]
+        return self._taken[to][0]
+
     def give_back(self, name: str) -> None:
         """Let a part be used for something else."""
         del self._taken[name]

@@ -26,7 +26,7 @@ def runs(operations: Sequence[Operation], layouts: Mapping[str, Layout]) -> list
 
 def _may_join(operation: Operation, run: Sequence[Operation], layouts: Mapping[str, Layout]) -> bool:
     made = [o.out for o in run]
-    if not all(o.in_tiles for o in (operation, *run)):
+    if not all(o.in_strips for o in (operation, *run)):
         return False
     rows = layouts[operation.out].tile_height
     return all(layouts[name].tile_height == rows for name in made) and all(

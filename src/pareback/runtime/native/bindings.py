@@ -150,6 +150,15 @@ class NativeResample(NativeStructure):
     )
 
 
+class NativeGroupNorm(NativeStructure):
+    """A norm over groups of channels of each image, with what follows it."""
+
+    _fields_ = _fields(
+        "pointers: scale shift valid; int64: in_ out residual moments channels height width in_plane in_row out_plane"
+        " out_row residual_plane residual_row groups images tiles pixels; float: eps; int32: activation; float: slope"
+    )
+
+
 NativeOperation = (
     NativeConv
     | NativePointwise
@@ -165,6 +174,7 @@ NativeOperation = (
     | NativeLayerNorm
     | NativeChannelNorm
     | NativeResample
+    | NativeGroupNorm
 )
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(NativeOperation))}
 

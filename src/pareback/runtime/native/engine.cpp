@@ -36,7 +36,7 @@ enum Activation : int32_t {
 };
 enum Kind : int32_t {
   kConv, kPointwise, kPool, kGlobalMean, kLinearOneRow, kHalo, kGather, kTranspose, kLinearManyRows,
-  kLinearFewRows, kAttention, kLayerNorm, kChannelNorm, kResample
+  kLinearFewRows, kAttention, kLayerNorm, kChannelNorm, kResample, kGroupNorm
 };
 
 // Where a run keeps its activations. Steps name them by offset, so that several runs can go on at once; −2 and below
@@ -200,6 +200,46 @@ struct Resample {
   int64_t in, out, channels, height, width, in_plane, in_row, out_plane, out_row, scale;
 };
 
+// The norm of every group of channels over each image, with a residual (−1 for none) and an activation after it.
+struct GroupNorm {
+  const float *scale, *shift;
+  const uint16_t* valid;
+  int64_t in, out, residual;
+  int64_t moments;  // [channels + groups][images]: room for what is found out about them
+  int64_t channels, height, width, in_plane, in_row, out_plane, out_row, residual_plane, residual_row;
+  int64_t groups, images, tiles, pixels;
+  float eps;
+  int32_t activation;
+  float slope;
+};
+
+// Of a channel: its mean, and the sum of squared distances to that. Of a group: the mean, and one by the deviation.
+struct Moments {
+  double mean, spread;
+};
+
+inline Moments moments_at(const GroupNorm& op, const Arena& arena, int64_t which) {
+  Moments found;
+  std::memcpy(&found, arena.at(op.moments) + which * sizeof found / sizeof(float), sizeof found);
+  return found;
+}
+
+inline void put_moments(const GroupNorm& op, const Arena& arena, int64_t which, const Moments& found) {
+  std::memcpy(arena.at(op.moments) + which * sizeof found / sizeof(float), &found, sizeof found);
+}
+
+inline double sum_of_image(const GroupNorm& op, const double* lanes, int64_t image) {
+  if (op.tiles == kLanes) {  // in pairs, as a single sum would wait for each addition
+    double pairs[kLanes / 2];
+    for (int i = 0; i < 8; ++i) pairs[i] = lanes[i] + lanes[i + 8];
+    for (int i = 0; i < 4; ++i) pairs[i] += pairs[i + 4];
+    return (pairs[0] + pairs[2]) + (pairs[1] + pairs[3]);
+  }
+  double total = 0.0;
+  for (int64_t tile = 0; tile < op.tiles; ++tile) total += lanes[image * op.tiles + tile];
+  return total;
+}
+
 struct Step {
   int32_t kind;
   const void* what;
@@ -225,6 +265,8 @@ struct Kernels {
   void (*normalization)(const LayerNorm&, const Arena&, int64_t);
   void (*channel_norm)(const ChannelNorm&, const Arena&, int64_t);
   void (*resample)(const Resample&, const Arena&, const Slice&, int64_t);
+  void (*group_moments)(const GroupNorm&, const Arena&, int64_t);
+  void (*group_normalize)(const GroupNorm&, const Arena&, int64_t);
   int32_t positions;  // how many sums fit the registers
   int32_t strip;  // lane vectors of queries that attend together
 };
@@ -350,6 +392,43 @@ void run_attention(const Kernels& kernels, const Attention& op, const Arena& are
   });
 }
 
+// From the moments of its channels to those of a group, in every image.
+void settle_group(const GroupNorm& op, const Arena& arena, int64_t group) {
+  const int64_t each = op.channels / op.groups;
+  for (int64_t image = 0; image < op.images; ++image) {
+    const auto of_channel = [&](int64_t i) { return moments_at(op, arena, (group * each + i) * op.images + image); };
+    double sum = 0.0, spread = 0.0;
+    for (int64_t i = 0; i < each; ++i) sum += of_channel(i).mean;
+    const double mean = sum / each;
+    for (int64_t i = 0; i < each; ++i) {
+      const Moments found = of_channel(i);
+      spread += found.spread + op.pixels * (found.mean - mean) * (found.mean - mean);
+    }
+    const double variance = spread / (static_cast<double>(each) * op.pixels);
+    put_moments(op, arena, (op.channels + group) * op.images + image, {mean, 1.0 / std::sqrt(variance + op.eps)});
+  }
+}
+
+void run_group_norm(const Kernels& kernels, const GroupNorm& op, const Arena& arena, pareback::ThreadTeam* team) {
+  const int64_t each = op.channels / op.groups;
+  const double nanoseconds = 1.0 * op.height * op.width + 50.0;  // for a channel, once to find out and once to write
+  if (team != nullptr && op.groups < kPortions) {  // too few for all threads
+    over_channels(team, op, arena, op.channels, nanoseconds, kernels.group_moments);
+    for (int64_t group = 0; group < op.groups; ++group) settle_group(op, arena, group);
+    over_channels(team, op, arena, op.channels, nanoseconds, kernels.group_normalize);
+    return;
+  }
+  // Group by group: what was read for the moments is still in the cache.
+  const int64_t portion = std::max<int64_t>(1, op.groups / kPortions);
+  divided(team, op.groups, portion, 2.0 * nanoseconds * op.channels, [&](int64_t first, int64_t last) {
+    for (int64_t group = first; group < last; ++group) {
+      for (int64_t i = 0; i < each; ++i) kernels.group_moments(op, arena, group * each + i);
+      settle_group(op, arena, group);
+      for (int64_t i = 0; i < each; ++i) kernels.group_normalize(op, arena, group * each + i);
+    }
+  });
+}
+
 template <typename Op>
 const Op& as(const Step& step) {
   return *static_cast<const Op*>(step.what);
@@ -448,6 +527,9 @@ int64_t run_steps(const Step* steps, int64_t count, const Arena& arena, pareback
         over_channels(team, op, arena, slice_of(step, op.height), op.channels, 3.0 * op.width, kernels.resample);
         break;
       }
+      case kGroupNorm:
+        run_group_norm(kernels, as<GroupNorm>(step), arena, team);
+        break;
       default:
         return i;
     }

@@ -589,14 +589,15 @@ inline void column_slice(const LinearOneRow& op, const Arena& arena, int64_t sli
 }
 
 #include "attention.h"
+#include "group_norm.h"
 #include "linear.h"
 
 #undef EACH_PART
 
 const Kernels kernels = {conv_of,      pointwise_plane,    pool_plane,         mean_plane,     halo_plane,
                          gather_plane, column_slice,       transpose_strip,    listed_item,    lookup_part,
-                         attention_item, normalization_item, channel_norm_row, resample_plane, kRoom / kRegisters,
-                         kStrip};
+                         attention_item, normalization_item, channel_norm_row, resample_plane, group_moments,
+                         group_normalize, kRoom / kRegisters, kStrip};
 
 }  // namespace SUFFIX
 }  // namespace

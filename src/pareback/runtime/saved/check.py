@@ -24,6 +24,7 @@ from ..graph.ops import (
     Gate,
     GateLayer,
     GlobalMean,
+    GroupNorm,
     LayerNorm,
     Linear,
     Upsample,
@@ -216,6 +217,14 @@ def _scaled(operation: Affine | ChannelNorm, images: dict[str, _Image]) -> tuple
     return images[operation.x]
 
 
+def _in_groups(operation: GroupNorm, images: dict[str, _Image]) -> tuple[int, ...]:
+    found = images[operation.x]
+    _require(found[0] % operation.groups == 0, "a norm's channels cannot be divided into its groups")
+    _check_each(found[0], operation.scale, operation.shift)
+    _require(operation.residual is None or images[operation.residual] == found, "a residual has another size")
+    return found
+
+
 def _added(operation: Add, images: dict[str, _Image]) -> tuple[int, ...]:
     _require(images[operation.x] == images[operation.other], "images of two sizes are added")
     return images[operation.x]
@@ -239,6 +248,7 @@ _OVER_IMAGES: dict[type, Callable[[Any, dict[str, _Image]], tuple[int, ...]]] = 
     Convolution: _convolved,
     Affine: _scaled,
     ChannelNorm: _scaled,
+    GroupNorm: _in_groups,
     Add: _added,
     Upsample: _larger,
     Channels: _put_together,

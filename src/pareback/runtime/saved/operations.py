@@ -23,6 +23,7 @@ from ..graph.ops import (
     Gate,
     GateLayer,
     GlobalMean,
+    GroupNorm,
     LayerNorm,
     Linear,
     MaxPool,
@@ -74,6 +75,7 @@ _FIELDS: dict[type[Operation], dict[str, str]] = {
     },
     ChannelNorm: _NORM,
     LayerNorm: _NORM,
+    GroupNorm: {**_NORM, "groups": "groups", "activation": "activation", "residual": "name?"},
     GlobalMean: {"x": "name", "keep_dimensions": "bool"},
     Activation: {"x": "name", "activation": "activation"},
     Attention: {
@@ -235,6 +237,7 @@ _READERS: dict[str, Callable[[Any, TensorsIn], Any]] = {
     "step": lambda value, tensors: whole(value, 1, MOST_STEP),
     "edge": lambda value, tensors: whole(value, 0, MOST_STEP),
     "bool": lambda value, tensors: boolean(value),
+    "groups": lambda value, tensors: whole(value, 1),
     "real": lambda value, tensors: real(value),
     "mode": _read_mode,
     "taps": _read_taps,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from ..graph.operation import Operation
-from ..graph.ops import Convolution, GateLayer, GlobalMean, Linear, Regrid
+from ..graph.ops import Convolution, GateLayer, GlobalMean, GroupNorm, Linear, Regrid
 from ..lower.activation import activation_fields
 from ..lower.convolution import TiledConvolution
 from ..lower.image_ops import ImageMemory, halo_step, image_step, image_steps, pack_step, unpack_step
@@ -103,7 +103,7 @@ class ImageProgram(StageProgram):
     def _strips(self, run: Sequence[Operation]) -> Strips:
         """Return how a run is cut into strips, each of them done by one thread."""
         layouts = [self._layouts[operation.out] for operation in run]
-        if not all(operation.in_tiles for operation in run) or (len(run) == 1 and not layouts[0].halo):
+        if not all(operation.in_strips for operation in run) or (len(run) == 1 and not layouts[0].halo):
             return []
         choices = [self._tuner.choose(self._layer(o), 1) for o in run if isinstance(o, Convolution)]
         row_bytes = sum(layout.row_step for layout in layouts) * VECTOR_BYTES
@@ -123,7 +123,10 @@ class ImageProgram(StageProgram):
         if isinstance(operation, Convolution):
             yield self._convolution(operation, layout, run, threads), layout
         else:
-            self._places.take(operation.out, layout.floats)
+            if isinstance(operation, GroupNorm) and self._may_overwrite(operation, operation.x, run):
+                self._places.share(operation.x, operation.out)  # what is read last is in the cache to be written
+            else:
+                self._places.take(operation.out, layout.floats)
             for step in image_steps(operation, self._memory_plan):
                 yield step, layout
         if layout.halo and not isinstance(operation, Regrid):
@@ -138,22 +141,24 @@ class ImageProgram(StageProgram):
             self._places.of(operation.residual),
             self._layouts[operation.residual],
         )
-        if operation.residual is not None and choice.divides(layout) and self._may_overwrite(operation, run):
+        if (
+            operation.residual is not None
+            and operation.residual != operation.x
+            and choice.divides(layout)
+            and self._may_overwrite(operation, operation.residual, run)
+        ):
             place = self._places.hand_on(operation.residual, operation.out)
             del self._left[operation.residual]
         else:
             place = self._places.take(operation.out, layout.floats)
         return layer.operation(choice, self._places.of(operation.x), place, residual or None)
 
-    def _may_overwrite(self, operation: Convolution, run: Sequence[Operation]) -> bool:
-        """Whether a convolution may write where its residual is: nothing else will read that, nor reads it now."""
-        name = operation.residual
-        assert name is not None
+    def _may_overwrite(self, operation: Operation, name: str, run: Sequence[Operation]) -> bool:
+        """Whether an operation may write where something it reads is: nothing else will read that, nor does now."""
         readers = [o for o in self._operations if name in o.reads]
         return (
             name not in self._chain.outputs
-            and name != operation.x
             and readers[-1] is operation
             and self._layouts[name] == self._layouts[operation.out]
-            and all(o.reads_by_row(name) for o in run if o in readers)
+            and (len(run) == 1 or all(o.reads_by_row(name) for o in run if o in readers))
         )
