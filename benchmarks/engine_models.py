@@ -53,7 +53,11 @@ def _torchvision(name: str, **options: Any) -> nn.Module:
 
 
 def _timm(name: str) -> nn.Module:
+    """Return a network as training leaves it: norms that begin at zero would take their convolutions out of it."""
     model: nn.Module = importlib.import_module("timm").create_model(name)
+    for key, parameter in model.named_parameters():
+        if parameter.ndim == 1 and key.endswith("weight") and not parameter.any():
+            nn.init.ones_(parameter)
     return model
 
 
