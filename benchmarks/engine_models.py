@@ -127,7 +127,8 @@ def as_markdown(content: dict[str, Any]) -> str:
     rows += [as_line(name, one) for name, one in content["models"].items()]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     grid = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-    return f"# Networks in the engine\n\n{about['cpu']}, one thread, batch 1, {content['sparsity']:.0%} zeros; {versions}\n\n{grid}\n"
+    about_it = f"{about['cpu']}, one thread, batch 1, {content['sparsity']:.0%} zeros; {versions}"
+    return f"# Networks in the engine\n\n{about_it}\n\n{grid}\n"
 
 
 def main() -> None:
