@@ -123,6 +123,7 @@ inline void list_rows(const RowPacking& what, const int32_t* counts, const int64
   const int64_t blocks = (what.inputs + what.block - 1) / what.block;
   for (int64_t out = 0; out < what.outputs; ++out)
     for (int64_t number = 0; number < blocks; ++number) {
+      if (counts[out * blocks + number] == 0) continue;  // which may be left out, and begins nowhere
       const float* weight = what.weight + out * what.inputs;
       const int64_t first = number * what.block, last = std::min(what.inputs, first + what.block);
       const int64_t in_fours = counts[out * blocks + number] / 4 * 4;
