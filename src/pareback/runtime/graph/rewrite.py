@@ -29,12 +29,9 @@ def with_padding_folded(operations: list[Operation], outputs: Collection[str]) -
         return operations  # an image, or a view of it, may be changed between the two
     for operation in operations:
         found = _zeros_around(operation)
-        readers = [other for other in operations if operation.out in other.reads]
-        if (
-            found is not None
-            and operation.out not in outputs
-            and all(_may_pad(other, operation.out) for other in readers)
-        ):
+        if found is None or operation.out in outputs:
+            continue
+        if all(_may_pad(other, operation.out) for other in operations if operation.out in other.reads):
             folded[operation.out] = found
     return [_padded(one, folded) for one in operations if one.out not in folded]
 

@@ -96,7 +96,6 @@ inline void group_normalize(const GroupNorm& op, const Arena& arena, int64_t cha
     offsets[image] = static_cast<float>(op.shift[channel] + (means[image] - found.mean) * factor);
   }
   const Vec mean = over_images(op, means), factor = over_images(op, factors), offset = over_images(op, offsets);
-  const bool at_once = op.activation == kNone || op.activation == kRelu;
   for (int64_t row = 0; row < op.height; ++row) {
     const float* in = arena.at(op.in) + (channel * op.in_plane + row * op.in_row) * kLanes;
     float* out = arena.at(op.out) + (channel * op.out_plane + row * op.out_row) * kLanes;
@@ -104,20 +103,8 @@ inline void group_normalize(const GroupNorm& op, const Arena& arena, int64_t cha
                                             : arena.at(op.residual) +
                                                   (channel * op.residual_plane + row * op.residual_row) * kLanes;
     const uint16_t* valid = op.valid == nullptr ? nullptr : op.valid + row * op.width;
-    for (int64_t column = 0; column < op.width; ++column) {
-      Vec v = load(in + column * kLanes);
+    write_row(in, out, residual, valid, op.width, op.activation, op.slope, [&](Vec& v) {
       EACH_PART v.part[k] = (v.part[k] - mean.part[k]) * factor.part[k] + offset.part[k];
-      if (residual != nullptr) add(v, load(residual + column * kLanes));
-      if (op.activation == kRelu) relu(v);
-      if (at_once && valid != nullptr) keep_valid(v, valid[column]);
-      store(out + column * kLanes, v);
-    }
-    if (at_once) continue;
-    activate_all(out, op.width, op.activation, op.slope);
-    for (int64_t column = 0; valid != nullptr && column < op.width; ++column) {
-      Vec v = load(out + column * kLanes);
-      keep_valid(v, valid[column]);
-      store(out + column * kLanes, v);
-    }
+    });
   }
 }

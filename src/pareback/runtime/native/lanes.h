@@ -353,6 +353,29 @@ inline Vec gate_of(const Pointwise& op, const Arena& arena, int64_t channel) {
   return load(lanes);
 }
 
+// out = activation(of(in) + other) for a row of lane vectors, zero where no pixel is; `other` and `valid` may be missing.
+template <typename Of>
+inline __attribute__((always_inline)) void write_row(const float* in, float* out, const float* other,
+                                                     const uint16_t* valid, int64_t width, int32_t activation,
+                                                     float slope, const Of& of) {
+  const bool at_once = activation == kNone || activation == kRelu;
+  for (int64_t column = 0; column < width; ++column) {
+    Vec v = load(in + column * kLanes);
+    of(v);
+    if (other != nullptr) add(v, load(other + column * kLanes));
+    if (activation == kRelu) relu(v);
+    if (at_once && valid != nullptr) keep_valid(v, valid[column]);
+    store(out + column * kLanes, v);
+  }
+  if (at_once) return;
+  activate_all(out, width, activation, slope);
+  for (int64_t column = 0; valid != nullptr && column < width; ++column) {
+    Vec v = load(out + column * kLanes);
+    keep_valid(v, valid[column]);
+    store(out + column * kLanes, v);
+  }
+}
+
 // out = activation((in·scale + shift)·gate + other), plane by plane, where all but `in` may be missing.
 inline void pointwise_plane(const Pointwise& op, const Arena& arena, const Slice& slice, int64_t item) {
   const int64_t from = op.picks == nullptr ? item : op.picks[2 * item];
@@ -361,29 +384,16 @@ inline void pointwise_plane(const Pointwise& op, const Arena& arena, const Slice
   const Vec scale = broadcast(scaled ? op.scale[channel] : 1.0f);
   const Vec shift = broadcast(scaled ? op.shift[channel] : 0.0f);
   const Vec gate = gated ? gate_of(op, arena, channel) : scale;
-  const bool at_once = op.activation == kNone || op.activation == kRelu;
   for (int64_t row = slice.first; row < slice.last; ++row) {
     const float* in = arena.at(op.in) + (from * op.in_plane + row * op.in_row) * kLanes;
     float* out = arena.at(op.out) + (channel * op.out_plane + row * op.out_row) * kLanes;
     const float* other =
         op.other < 0 ? nullptr : arena.at(op.other) + (channel * op.other_plane + row * op.other_row) * kLanes;
     const uint16_t* valid = op.valid == nullptr ? nullptr : op.valid + row * op.width;
-    for (int64_t column = 0; column < op.width; ++column) {
-      Vec v = load(in + column * kLanes);
+    write_row(in, out, other, valid, op.width, op.activation, op.slope, [&](Vec& v) {
       if (scaled) EACH_PART v.part[k] = v.part[k] * scale.part[k] + shift.part[k];
       if (gated) EACH_PART v.part[k] *= gate.part[k];
-      if (other != nullptr) add(v, load(other + column * kLanes));
-      if (op.activation == kRelu) relu(v);
-      if (at_once && valid != nullptr) keep_valid(v, valid[column]);
-      store(out + column * kLanes, v);
-    }
-    if (at_once) continue;
-    activate_all(out, op.width, op.activation, op.slope);
-    for (int64_t column = 0; valid != nullptr && column < op.width; ++column) {
-      Vec v = load(out + column * kLanes);
-      keep_valid(v, valid[column]);
-      store(out + column * kLanes, v);
-    }
+    });
   }
 }
 

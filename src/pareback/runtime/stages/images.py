@@ -150,23 +150,27 @@ class ImageStage(Stage):
         return {"together_after": self.together_after}
 
     def run(self, values: dict[str, Any], batch: int, threads: int) -> None:
+        self._run(self._decided(values, batch, threads), values, batch, threads)
+
+    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        inside = dict(values)
+        for part, together in self._ways(self._decided(values, batch, threads)):
+            part.run(inside, batch, threads, together)
+            for name, seconds in part.seconds(inside, batch, threads, together).items():
+                found[name] = found.get(name, 0.0) + seconds
+        values.update((name, inside[name]) for name in self.chain.outputs)
+        return found
+
+    def _decided(self, values: dict[str, Any], batch: int, threads: int) -> str | None:
+        """Return after which value images go together, tried now if that is not known."""
         if not self._has_decided(batch):
             with self._lock:
                 if not self._has_decided(batch):
                     self.together_after[batch] = self._fastest(values, batch, threads)
                     used = set(self.together_after.values())  # what was only tried need not be kept
                     self._parts = {name: parts for name, parts in self._parts.items() if name in used}
-        self._run(self.together_after[batch], values, batch, threads)
-
-    def seconds_by_value(self, values: dict[str, Any], batch: int, threads: int) -> dict[str, float]:
-        self.run(values, batch, threads)
-        found: dict[str, float] = {}
-        values = dict(values)
-        for part, together in self._ways(self.together_after[batch]):
-            part.run(values, batch, threads, together)
-            for name, seconds in part.seconds(values, batch, threads, together).items():
-                found[name] = found.get(name, 0.0) + seconds
-        return found
+        return self.together_after[batch]
 
     def _run(self, after: str | None, values: dict[str, Any], batch: int, threads: int) -> None:
         ways = self._ways(after)
