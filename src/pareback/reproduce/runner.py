@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 
 from .. import files
 from ..errors import InvalidValue, MissingFile
+from ..lab.data.decoded import kept_between_trainings
 from ..lab.recipe.reading import from_dict, override, read
 from ..lab.recipe.schema import Recipe
 from ..lab.train.interrupts import Interrupted
@@ -74,6 +76,7 @@ def reproduce(experiment: Experiment, plan: RowPlan, trainings: Sequence[RowRun]
     print(f"\n{table.as_text(experiment, records_of(experiment, plan.out))}")
 
 
+@kept_between_trainings()
 def train_rows(
     trainings: Sequence[RowRun], plan: RowPlan, after_each: Callable[[], object], began: float | None = None
 ) -> bool:
@@ -193,11 +196,16 @@ def changes_of(plan: RowPlan) -> dict[str, Any]:
 
 
 def shortened(recipe: Recipe, epochs: int | None) -> dict[str, Any]:
-    """Return the changes for fewer epochs: restarts come as often in a training as before."""
+    """Return the changes for fewer epochs: restarts come as often in a training as before.
+
+    A cycle that does not come out even is rounded up. Rounded down, the last epoch would begin another one, and the
+    training would end at its highest rate.
+    """
     if epochs is None:
         return {}
     share = epochs / recipe.train.epochs
-    changes = {"train.epochs": epochs, "schedule.every": max(1, round(recipe.schedule.every * share))}
+    every = math.ceil(recipe.schedule.every * epochs / recipe.train.epochs)
+    changes = {"train.epochs": epochs, "schedule.every": every}
     return {**changes, "schedule.warmup": recipe.schedule.warmup * share} if recipe.schedule.warmup else changes
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +55,9 @@ class Photographs:
         )
         sizes = self.heights * self.widths
         self._starts = sizes.cumsum(0) - sizes
-        none = torch.empty(0, 3, dtype=torch.uint8)
-        self._pixels = torch.cat([none, *(image.reshape(-1, image.shape[2]) for image in images)]).to(device)
+        # By numpy: torch.cat wakes all its threads for each image, which takes minutes where processes share the cores.
+        rows = [np.empty((0, 3), np.uint8), *(image.reshape(-1, image.shape[2]).numpy() for image in images)]
+        self._pixels = torch.from_numpy(np.concatenate(rows)).to(device)
         self._side, self._augment = side, augment
 
     def centres(self, images: Tensor) -> Boxes:
@@ -110,6 +113,30 @@ def _neighbours(places: Tensor, length: Tensor) -> list[tuple[Tensor, Tensor]]:
     low = places.floor()
     share = (places - low).float()
     return [(low.long(), 1 - share), (torch.minimum(low + 1, last).long(), share)]
+
+
+_kept: dict[Hashable, DecodedFolder] | None = None
+
+
+@contextmanager
+def kept_between_trainings() -> Iterator[None]:
+    """Let trainings one after another that ask for the same images share them: they are decoded once."""
+    global _kept
+    outer, _kept = _kept, {} if _kept is None else _kept
+    try:
+        yield
+    finally:
+        _kept = outer
+
+
+def kept_or_decoded(key: Hashable | None, decode: Callable[[], DecodedFolder]) -> DecodedFolder:
+    """Return the images that were decoded last if they have this key, where trainings share them, else new ones."""
+    if _kept is None or key is None:
+        return decode()
+    if key not in _kept:
+        _kept.clear()  # those of one set are enough for the device's memory
+        _kept[key] = decode()
+    return _kept[key]
 
 
 class DecodedFolder(OnDevice):

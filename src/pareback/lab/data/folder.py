@@ -19,8 +19,8 @@ from ...messages import listed
 from ..optional import optional
 from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
-from .decoded import DecodedFolder
-from .readable import read_image, reason, unreadable
+from .decoded import DecodedFolder, kept_or_decoded
+from .readable import read_image, reason, state_of, unreadable
 from .sources import fingerprint
 
 #: ImageNet's, which pretrained networks expect.
@@ -135,7 +135,7 @@ class Folder(_Reader):
         randaugment: int = 0,
     ) -> None:
         super().__init__(device, image_size, workers, mean, std)
-        path = expanded(path)
+        self._path = path = expanded(path)
         self.classes, self._train = _samples(path / "train")
         self._test = _test_samples(path, self.classes, bool(val_share))
         left, self.skipped = _readable(path, [*self._train, *self._test], corrupt)
@@ -173,7 +173,10 @@ class Folder(_Reader):
 
     def decoded(self) -> DecodedFolder:
         """Return the same images, read now and kept on the device, where they are cropped."""
-        return self._decoded((self._train, self._val, self._test), self.classes, self.fingerprint, self._augment)
+        parts = (self._train, self._val, self._test)
+        state = state_of(self._path, [image for part in parts for image, _ in part])
+        key = state and (state, *map(len, parts), *self.shape, self._augment, str(self._device))
+        return kept_or_decoded(key, lambda: self._decoded(parts, self.classes, self.fingerprint, self._augment))
 
 
 class EvaluationFolder(_Reader):

@@ -113,8 +113,15 @@ class _Bar:
 
 def _note(root: Path, paths: Sequence[str]) -> Path | None:
     """Return the file that says what was found in just these files, or None where it is not worth one."""
-    if len(paths) < _WORTH_NOTING:
+    state = state_of(root, paths) if len(paths) >= _WORTH_NOTING else None
+    if state is None:
         return None
+    given = os.environ.get("XDG_STATE_HOME")
+    return files.expanded(given or "~/.local/state") / "pareback" / "images" / f"{state}.json"
+
+
+def state_of(root: Path, paths: Sequence[str]) -> str | None:
+    """Return what tells these files, of these sizes and times, from others; None where one of them is not there."""
     state = hashlib.blake2b(str(root.resolve()).encode(errors="surrogateescape"), digest_size=16)
     for path in paths:
         try:
@@ -122,8 +129,7 @@ def _note(root: Path, paths: Sequence[str]) -> Path | None:
         except OSError:  # a link that leads nowhere
             return None
         state.update(f"{path.removeprefix(str(root))}\0{about.st_size}\0{about.st_mtime_ns}\n".encode(errors="replace"))
-    given = os.environ.get("XDG_STATE_HOME")
-    return files.expanded(given or "~/.local/state") / "pareback" / "images" / f"{state.hexdigest()}.json"
+    return state.hexdigest()
 
 
 def _noted(note: Path) -> dict[str, str] | None:
