@@ -1,8 +1,6 @@
-"""Another run's network as a teacher: the network in training also learns what that one answers."""
+"""A dense network as a teacher: the network in training also learns what that one answers."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +8,13 @@ from torch import Tensor, nn
 
 from ..errors import InvalidValue
 from ..files import expanded
+from ..messages import listed
 from ..runs.export import network_of
 from ..runs.folder import made_for
 from .data.sources import Source
-from .recipe.schema import Recipe, TeacherRecipe
+from .models.build import build
+from .models.pretrained import fresh_head, read_weights
+from .recipe.schema import START, Recipe, TeacherRecipe
 
 
 class Teacher:
@@ -31,7 +32,9 @@ class Teacher:
         """
         if recipe.teacher.run is None:
             return None
-        net = _network(expanded(recipe.teacher.run), source, trust, recipe.model.name).to(device)
+        with torch.random.fork_rng(devices=[]):  # initial weights that it draws must not change the student's training
+            net = _start(recipe, source) if recipe.teacher.run == START else _of_run(recipe, source, trust)
+        net.eval().requires_grad_(False).to(device)
         if recipe.train.channels_last:
             net.to(memory_format=torch.channels_last)
         return Teacher(recipe.teacher, torch.compile(net, dynamic=False) if recipe.train.compile else net)  # type: ignore[arg-type]
@@ -57,13 +60,25 @@ def distance(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
-def _network(run: Path, source: Source, trust: bool, known: str) -> nn.Module:
+def _start(recipe: Recipe, source: Source) -> nn.Module:
+    """Return the network that the training starts from, as it was before; its classes are to be the same."""
+    net, place = build(recipe.model, len(source.classes), source.shape), str(recipe.model.pretrained)
+    head = fresh_head(net.state_dict(), read_weights(place), len(source.classes))
+    if head:
+        raise InvalidValue(
+            f"teacher.run=start is of no use: {place} tells other classes apart, and the head is made anew "
+            f"({listed(head)}). Drop teacher.run, or give the run of a network that was trained on these classes."
+        )
+    return net
+
+
+def _of_run(recipe: Recipe, source: Source, trust: bool) -> nn.Module:
     """Return a finished run's network for the same images and classes."""
+    run = expanded(str(recipe.teacher.run))
     theirs, ours = made_for(run), (len(source.classes), source.shape)
     if theirs != ours:
         raise InvalidValue(
             f"The teacher {str(run)!r} tells {theirs[0]} classes from images of {theirs[1]}; here there are {ours[0]} "
             f"of {ours[1]}. Give a run on the same data as teacher.run."
         )
-    with torch.random.fork_rng(devices=[]):  # the initial weights that it draws must not change the student's training
-        return network_of(run, trust=trust, known=known).eval().requires_grad_(False)
+    return network_of(run, trust=trust, known=recipe.model.name)

@@ -10,11 +10,12 @@ from statistics import mean
 from typing import Any
 
 from .. import files
+from ..lab.recipe.schema import START
 from ..report import table
 from ..runs.record import Record
 from .paper import Experiment, PaperRow
 from .peers_table import has_run, kept_flops, plot_networks, standard_error, with_error
-from .plots import COLOURS, DENSE, MARKERS, THINNED
+from .plots import COLOURS, DENSE, MARKERS, THINNED, plot_histograms
 from .runner import RowPlan, chosen, records_of, train_rows, trainings_of
 from .table import grid, made, shown
 
@@ -24,6 +25,7 @@ _NETWORKS = {"resnet50": "ResNet-50", "alexnet": "AlexNet"}
 #: The rates of the 20 epochs, from the rows on held-out images below.
 _RATES = {"resnet50": 0.01, "alexnet": 0.01}
 _HELD_OUT = {"data.val_share": 0.1}
+_BY_START = {"teacher.run": START}
 
 Kept = Mapping[str, Sequence[Record]]
 
@@ -43,15 +45,24 @@ def _short(network: str, name: str, label: str, changes: Mapping[str, Any], rate
     return PaperRow(row, label, of=f"imagenette-{network}", changes={**shape, **changes}, start=start)
 
 
+def _budget(percent: int) -> dict[str, Any]:
+    return {"goal.kind": "budget", "goal.sparsity": percent / 100}
+
+
 def _exact(network: str, percent: int) -> PaperRow:
-    changes = {"goal.kind": "budget", "goal.sparsity": percent / 100}
-    return _short(network, f"exact-{percent}", f"exact {percent} %", changes)
+    return _short(network, f"exact-{percent}", f"exact {percent} %", _budget(percent))
 
 
 def _sooner(network: str, percent: int) -> PaperRow:
     """The ramp that was best on held-out images: the target is reached in a quarter of the 20 epochs."""
-    changes = {"goal.kind": "budget", "goal.sparsity": percent / 100, "goal.ramp": 0.25}
-    return _short(network, f"sooner-{percent}", f"exact {percent} %, ramp 0.25", changes)
+    return _short(
+        network, f"sooner-{percent}", f"exact {percent} %, ramp 0.25", {**_budget(percent), "goal.ramp": 0.25}
+    )
+
+
+def _taught(network: str, percent: int) -> PaperRow:
+    """The same, learning from the dense network that it starts from as well."""
+    return _short(network, f"taught-{percent}", f"exact {percent} %, taught by its start", _budget(percent) | _BY_START)
 
 
 def _thinned(network: str, percent: int, share: float) -> PaperRow:
@@ -77,7 +88,9 @@ RESNET50 = Experiment(
         _exact("resnet50", 95),
         _sooner("resnet50", 90),
         _sooner("resnet50", 95),
+        *(_taught("resnet50", percent) for percent in (90, 95, 98)),
         _short("resnet50", "longer", f"dense, {SHORT} epochs more", {}),
+        _short("resnet50", "longer-taught", f"dense, {SHORT} epochs more, taught by its start", _BY_START),
         _exact("resnet50", 80),
         _exact("resnet50", 98),
         _short("resnet50", "budget-90", "budget (Eq. 10), 90 %", _SQUARED),
@@ -119,8 +132,6 @@ def _held_out(network: str) -> PaperRow:
     return PaperRow(f"imagenette-val-{network}-dense", plain.label, of=plain.of, changes=_HELD_OUT)
 
 
-_NINETY = {"goal.kind": "budget", "goal.sparsity": 0.9}
-
 CHOICES = Experiment(
     "imagenette-choices",
     "How the rates of the 20 epochs were chosen",
@@ -128,7 +139,7 @@ CHOICES = Experiment(
     (
         _held_out("resnet50"),
         *(
-            _tried("resnet50", f"90-rate-{rate:g}", f"ResNet-50, exact 90 %, rate {rate:g}", _NINETY, rate)
+            _tried("resnet50", f"90-rate-{rate:g}", f"ResNet-50, exact 90 %, rate {rate:g}", _budget(90), rate)
             for rate in (0.003, 0.01, 0.03)
         ),
         *(
@@ -136,11 +147,22 @@ CHOICES = Experiment(
                 "resnet50",
                 f"90-ramp-{ramp}",
                 f"ResNet-50, exact 90 %, ramp {ramp}",
-                _NINETY | {"goal.ramp": ramp},
+                _budget(90) | {"goal.ramp": ramp},
                 0.01,
             )
             for ramp in (0.25, 0.75)
         ),
+        *(
+            _tried(
+                "resnet50",
+                f"90-thresholds-{rate:g}",
+                f"ResNet-50, exact 90 %, thresholds {100 * rate:g} times as fast",
+                _budget(90) | {"goal.threshold_lr": rate},
+                0.01,
+            )
+            for rate in (0.1, 1.0)
+        ),
+        _tried("resnet50", "90-taught", "ResNet-50, exact 90 %, taught by its start", _budget(90) | _BY_START, 0.01),
         _held_out("alexnet"),
         *(
             _tried("alexnet", f"unconstrained-rate-{rate:g}", f"AlexNet, λ = 10, rate {rate:g}", _UNCONSTRAINED, rate)
@@ -158,6 +180,8 @@ CHOICES = Experiment(
 )
 
 SECTIONS = (RESNET50, ALEXNET, CHOICES)
+#: The paper's Figure 1: the trained network's weights against Gaussians, and what became of them.
+_HISTOGRAMS = ("imagenette-resnet50-dense", "imagenette-resnet50-exact-90")
 #: Those with a picture; the rows of choices are trained only where ``only`` names them.
 _DRAWN = (RESNET50, ALEXNET)
 IMAGENETTE = Experiment(
@@ -175,10 +199,14 @@ def reproduce_imagenette(plan: RowPlan) -> None:
 
 
 def collect_imagenette(out: Path) -> list[Path]:
-    """Write the tables and the picture from the records in ``out``/rows, and return their paths."""
+    """Write the tables and the pictures from the records in ``out``/rows, and return their paths."""
     written, records = _write_tables(out), _records(out)
-    drawn = any(has_run(section, records) for section in _DRAWN)
-    return [*written, plot_imagenette(records, out / "imagenette.png")] if drawn else written
+    if any(has_run(section, records) for section in _DRAWN):
+        written.append(plot_imagenette(records, out / "imagenette.png"))
+    shown_whole = [runs[0] for name in _HISTOGRAMS if (runs := records.get(name))]
+    if shown_whole:
+        written.append(plot_histograms(shown_whole, out / "imagenette-histograms.png", layers=4))
+    return written
 
 
 def _write_tables(out: Path) -> list[Path]:
@@ -204,6 +232,7 @@ class Sparsified:
     accuracy: float
     error: float  #: the mean's standard error over seeds, or that of one run's test images
     to_start: float | None  #: points above the dense networks of the same seeds
+    to_start_error: float | None  #: the standard error of these differences over seeds, or that of one run's images
     zeros: float | None
     nonzeros: float
     flops: float | None
@@ -224,6 +253,7 @@ def sparsified(section: Experiment, row: PaperRow, records: Kept) -> Sparsified 
         accuracy=mean(accuracies),
         error=standard_error(accuracies) or error_of_images(accuracies[0], judged),
         to_start=mean(away) if away else None,
+        to_start_error=(standard_error(away) or error_of_images(accuracies[0], judged)) if away else None,
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if runs[0].is_pruned else None,
         nonzeros=mean(run.result["nonzeros"] for run in runs),
         flops=kept_flops(runs),
@@ -243,7 +273,8 @@ def error_of_images(accuracy: float, images: int) -> float:
 _HEADER = ["row", "seeds", "top-1 %", "to its start", "zeros %", "#Params M", "FLOPs %"]
 _LEGEND = (
     "top-1: on the test images, after the last epoch and `finish()`; ± is the standard error of the mean over seeds, "
-    "or, of one seed, that of its test images. to its start: points above the dense network of the same seed. zeros: "
+    "or, of one seed, that of its test images. to its start: points above the dense network of the same seed, with the "
+    "same kinds of error. zeros: "
     "of the pruned tensors' weights. #Params: non-zero parameters of the whole model. FLOPs: of the dense network of "
     "the same shape that remain."
 )
@@ -257,8 +288,8 @@ def _cells(section: Experiment, records: Kept) -> list[list[str]]:
             body.append([row.label, "–", "not run yet", *["–"] * 4])
             continue
         numbers = [shown(found.zeros, 3), f"{found.nonzeros / 1e6:.3f}", shown(found.flops, 2)]
-        accuracy = [with_error(found.accuracy, found.error), shown(found.to_start, 2, sign=True)]
-        body.append([row.label, str(len(found.seeds)), *accuracy, *numbers])
+        away = with_error(found.to_start, found.to_start_error, sign=True)
+        body.append([row.label, str(len(found.seeds)), with_error(found.accuracy, found.error), away, *numbers])
     return body
 
 
@@ -297,31 +328,33 @@ def as_json(records: Kept) -> dict[str, Any]:
 
 
 def plot_imagenette(records: Kept, path: Path) -> Path:
-    """Draw accuracy against parameters that are left, a panel per network that was run, and return ``path``."""
+    """Draw what was lost against parameters that are left, a panel per network that was run, and return ``path``."""
     sections = dict(zip(_NETWORKS.values(), _DRAWN, strict=True))
-    return plot_networks(sections, records, _panel, "non-zero parameters (millions)", path)
+    # Dense networks of different seeds are up to 1.2 points apart, and not every row has every seed.
+    upwards = "top-1: points above the dense start"
+    return plot_networks(sections, records, _panel, "non-zero parameters (millions)", path, upwards)
 
 
 #: How rows are drawn: under which name, and how.
 _LOOKS = {
     "exact": ("exact budget", {"color": COLOURS[0], "marker": MARKERS[0]}),
+    "taught": ("exact budget, taught by its start", {"color": COLOURS[0], "marker": "*", "linestyle": ":"}),
     "sooner": ("exact budget, ramp 0.25", {"color": COLOURS[5], "marker": MARKERS[5]}),
     "flops": ("exact budget of FLOPs", {"color": COLOURS[2], "marker": MARKERS[2]}),
     "budget": ("budget loss (Eq. 10)", {"color": COLOURS[1], "marker": MARKERS[1]}),
     "fixed": ("fixed-GA", {"color": COLOURS[3], "marker": MARKERS[3]}),
     "unconstrained": ("unconstrained, λ = 10", {"color": COLOURS[4], "marker": MARKERS[4]}),
     "thin": ("dense with fewer channels", {"color": THINNED, "marker": "x"}),
-    "dense": ("dense", {"color": DENSE, "marker": "x"}),
     "longer": (f"dense, {SHORT} epochs more", {"color": DENSE, "marker": "+"}),
 }
 
 
 def _panel(panel: Any, section: Experiment, records: Kept) -> None:
+    panel.axhline(0.0, color=DENSE, linestyle="--", label="the dense start")
     for kind, (label, style) in _LOOKS.items():
         rows = [row for row in section.rows if row.name.removeprefix(f"{section.name}-").partition("-")[0] == kind]
-        found = [one for row in rows if (one := sparsified(section, row, records)) is not None]
-        if found:
-            found.sort(key=lambda one: one.nonzeros)
-            places = [one.nonzeros / 1e6 for one in found], [one.accuracy for one in found]
-            panel.errorbar(*places, [one.error for one in found], label=label, capsize=3, linewidth=1.4, **style)
+        there = [one for row in rows if (one := sparsified(section, row, records)) is not None]
+        points = [(one.nonzeros / 1e6, one.to_start, one.to_start_error) for one in there if one.to_start is not None]
+        if points:
+            panel.errorbar(*zip(*sorted(points), strict=True), label=label, capsize=3, linewidth=1.4, **style)
     panel.set_xscale("log")

@@ -221,15 +221,22 @@ def has_run(section: Experiment, records: Kept) -> bool:
     return any(records.get(row.name) for row in section.rows)
 
 
-def plot_networks(sections: Mapping[str, Experiment], records: Kept, draw: Draw, along: str, path: Path) -> Path:
-    """Draw accuracy along an axis, a panel under its title for each network that was run, at least one of them."""
+def plot_networks(
+    sections: Mapping[str, Experiment],
+    records: Kept,
+    draw: Draw,
+    along: str,
+    path: Path,
+    upwards: str = "top-1 accuracy (%)",
+) -> Path:
+    """Draw what rows came to along an axis, a panel under its title for each network that was run, at least one."""
     there = {title: section for title, section in sections.items() if has_run(section, records)}
     with figure(1, len(there), (7.0 if len(there) == 1 else 10.0, 4.4), path) as (drawn, axes):
         for panel, (title, section) in zip(axes[0], there.items(), strict=True):
             draw(panel, section, records)
             panel.set_title(title)
             panel.set_xlabel(along)
-        axes[0][0].set_ylabel("top-1 accuracy (%)")
+        axes[0][0].set_ylabel(upwards)
         legend_below(drawn, *axes[0])
     return path
 

@@ -265,7 +265,8 @@ def _histogram_panel(panel: Any, histogram: Histogram) -> None:
     edges = histogram.edges
     if histogram.latents is not None and histogram.threshold is not None:
         panel.stairs(histogram.latents, edges, fill=True, color=PALE, label="latent weights that are pruned")
-    panel.stairs(histogram.counts, edges, fill=True, color=COLOURS[5], label="weights that are kept")
+    of = "weights" if histogram.threshold is None else "weights that are kept"
+    panel.stairs(histogram.counts, edges, fill=True, color=COLOURS[5], label=of)
     if histogram.sigma:  # weights that are all zero have no bell
         points = [edges[0] + step * (edges[-1] - edges[0]) / 200 for step in range(201)]
         bell = [histogram.gaussian(x) for x in points]

@@ -14,7 +14,7 @@ from .. import files
 from ..errors import InvalidValue, MissingFile
 from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
-from ..lab.recipe.schema import Recipe
+from ..lab.recipe.schema import START, Recipe
 from ..pruning.options import ramp_steps
 from .checkpoints import previous_of
 from .locking import FolderLock
@@ -287,7 +287,7 @@ def difference(there: Recipe, here: Recipe, apart_from: Sequence[str] = ()) -> s
         if field.key not in INCIDENTAL and field.key not in apart_from:
             first, second = (_at(recipe, field.key) for recipe in (one, two))
             # Whose weights it starts or learns from may have moved; whether they are the same, their hash says.
-            moved = field.key in _MOVABLE and None not in (first, second) and "hub" not in (first, second)
+            moved = field.key in _MOVABLE and not {first, second} & {None, "hub", START}
             if first != second and not moved:
                 return f"{field.key} is {first} there and {second} here"
     return ""

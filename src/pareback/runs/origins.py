@@ -11,14 +11,14 @@ import torch
 
 from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source
-from ..lab.recipe.schema import DataRecipe, Recipe
+from ..lab.recipe.schema import START, DataRecipe, Recipe
 from .folder import RunFolder
 
 
 def origins(recipe: Recipe, source: Source) -> dict[str, str | None]:
     """Return what tells a run's images, its teacher and the weights that it starts from from others."""
     start = {"pretrained": _weights_at(_start(recipe))} if _start(recipe) else {}
-    return {"data": source.fingerprint, "teacher": _weights_at(recipe.teacher.run), **start}
+    return {"data": source.fingerprint, "teacher": _weights_at(_teacher(recipe)), **start}
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -> str:
@@ -41,7 +41,7 @@ def changed_since(result: Mapping[str, Any], recipe: Recipe) -> str:
     if noted.get("data") and there["data"]["path"] != recipe.data.path:
         now["data"] = _images_of(recipe.data)
     if noted.get("teacher") and there["teacher"]["run"] != recipe.teacher.run:
-        now["teacher"] = _weights_at(recipe.teacher.run)
+        now["teacher"] = _weights_at(_teacher(recipe))
     if noted.get("pretrained"):  # a file is often written anew under the same name
         now["pretrained"] = _weights_at(_start(recipe))
     return changed(noted, now, recipe)
@@ -55,6 +55,11 @@ def _images_of(recipe: DataRecipe) -> str:
 def _start(recipe: Recipe) -> str | None:
     """Return the place of the weights that a training starts from; None where the model is fresh or the hub's."""
     return recipe.model.pretrained if recipe.model.pretrained != "hub" else None
+
+
+def _teacher(recipe: Recipe) -> str | None:
+    """Return the place of the teacher's weights; None without one, or where it is what a run starts from."""
+    return recipe.teacher.run if recipe.teacher.run != START else None
 
 
 def _weights_at(place: str | None) -> str | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from pareback.errors import InvalidValue
 from pareback.lab.recipe.reading import override, to_yaml
 from pareback.lab.recipe.schema import (
     DataRecipe,
@@ -131,3 +132,39 @@ def test_rows_of_a_table_may_be_taught_by_another_row(tmp_path: Path) -> None:
     reproduce(Experiment("small", "Small", "Two rows.", rows, plots=False), plan)
     record = read_record(tmp_path / "out" / "rows" / "taught-3.json")
     assert record.result["recipe"]["teacher"]["run"] == "dense-3"
+
+
+def test_the_network_it_starts_from_can_teach(dense: Path, tmp_path: Path) -> None:
+    """It stays as it was, however far the other has come: bit for bit what naming its run gives."""
+    changes = {"model.pretrained": str(dense), "train.epochs": 2, "optimizer.lr": 0.01}
+    copied = tmp_path / "dense.safetensors"
+    copied.write_bytes((dense / "model.safetensors").read_bytes())
+    ways = {
+        "named": {"teacher.run": str(dense)},
+        "start": {"teacher.run": "start"},
+        "file": {"teacher.run": "start", "model.pretrained": str(copied)},
+        "alone": {},
+    }
+    for name, way in ways.items():
+        train(override(SPARSE, {**changes, **way}), tmp_path / name, quiet=True)
+    named, start, file, alone = (load_file(tmp_path / name / "model.safetensors") for name in ways)
+    assert all(torch.equal(named[key], start[key]) and torch.equal(named[key], file[key]) for key in named)
+    assert not all(torch.equal(named[key], alone[key]) for key in named)
+
+
+def test_a_start_that_cannot_teach_is_refused(dense: Path, tmp_path: Path) -> None:
+    """Without weights to start from, or with those of other classes, whose answers would be a fresh head's."""
+    with pytest.raises(InvalidValue, match="Write model.pretrained=FILE or a run's folder"):
+        train(override(SPARSE, {"teacher.run": "start"}), tmp_path / "fresh", quiet=True)
+    weights = load_file(dense / "model.safetensors")
+    head = [name for name, value in weights.items() if len(value) == 10]
+    save_file(weights | {name: weights[name][:7].clone() for name in head}, tmp_path / "seven.safetensors")
+    changes = {"teacher.run": "start", "model.pretrained": str(tmp_path / "seven.safetensors")}
+    with pytest.raises(InvalidValue, match="tells other classes apart, and the head is made anew"):
+        train(override(SPARSE, changes), tmp_path / "seven", quiet=True)
+
+
+def test_another_run_called_start_is_not_the_same(dense: Path) -> None:
+    """Places may move; the network a training starts from is no place."""
+    recipe = override(SPARSE, {"model.pretrained": str(dense), "teacher.run": "start"})
+    assert "teacher.run" in difference(recipe, override(recipe, {"teacher.run": str(dense)}))

@@ -30,7 +30,7 @@ def load_weights_(model: nn.Module, given: Mapping[str, Tensor], classes: int, o
     missing = [name for name in own if name not in given]
     unknown = [name for name in given if name not in model.state_dict()]
     other = [name for name in own if name in given and own[name].shape != given[name].shape]
-    head = [name for name in other if _is_of_head(own[name], given[name], classes)]
+    head = fresh_head(own, given, classes)
     wrong = [name for name in other if name not in head]
     problems = [(missing, "lacks"), (unknown, "also has"), (wrong, "has other shapes of")]
     found = " and ".join(f"{verb} {listed(names, 3)}" for names, verb in problems if names)
@@ -42,8 +42,13 @@ def load_weights_(model: nn.Module, given: Mapping[str, Tensor], classes: int, o
     model.load_state_dict({name: value for name, value in given.items() if name not in head}, strict=False)
 
 
+def fresh_head(own: Mapping[str, Tensor], given: Mapping[str, Tensor], classes: int) -> list[str]:
+    """Return the tensors that differ in nothing but how many classes they are for: the given ones are of no use."""
+    other = {name: given[name] for name in own if name in given and own[name].shape != given[name].shape}
+    return [name for name, theirs in other.items() if _is_of_head(own[name], theirs, classes)]
+
+
 def _is_of_head(own: Tensor, given: Tensor, classes: int) -> bool:
-    """Whether two tensors differ in nothing but how many classes they are for."""
     return own.dim() == given.dim() > 0 and own.shape[1:] == given.shape[1:] and len(own) == classes
 
 

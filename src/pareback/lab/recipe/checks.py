@@ -12,7 +12,7 @@ import torch
 from ...errors import InvalidValue
 from .goals import METHODS, goal_of
 from .reading import at, entries
-from .schema import Recipe
+from .schema import START, Recipe
 
 _INF = math.inf
 #: field: the least value, whether it is allowed itself, the most (never allowed itself), an example.
@@ -74,6 +74,11 @@ def check(recipe: Recipe) -> None:
         raise InvalidValue(
             "data.randaugment changes images as they are read, and with data.memory=true each is read once. Write "
             "data.memory=false, or drop it."
+        )
+    if recipe.teacher.run == START and recipe.model.pretrained in (None, "hub"):
+        raise InvalidValue(
+            "teacher.run=start is the network that a training starts from, whose classes must be these. Write "
+            "model.pretrained=FILE or a run's folder beside it, or teacher.run=FOLDER."
         )
     for use in _LIMITS:  # wherever it was written: a target that is not kept to must not pass in silence
         for key in use.fields:

@@ -188,12 +188,17 @@ class TrainRecipe:
     """Whether metrics also go to TensorBoard's format in the run folder."""
 
 
+#: As teacher.run: the network that the training starts from. A folder of that name is ./start.
+START = "start"
+
+
 @dataclass(frozen=True)
 class TeacherRecipe:
     """A trained network that this one also learns from: what a sparse one needs where labels do not say enough."""
 
     run: str | None = None
-    """The folder of a finished run on the same data, usually of the dense network; none by default."""
+    """The folder of a finished run on the same data, usually of the dense network; or start, for the network that
+    model.pretrained gives, as it is before the training. None by default."""
     weight: float = 0.9
     """How much the teacher's answers count against the labels, between 0 and 1."""
     temperature: float = 4.0
