@@ -12,6 +12,7 @@ import yaml
 from tiny_images import write_tree
 
 from pareback.cli import main
+from pareback.lab.data.decoded import DecodedFolder
 from pareback.lab.recipe.reading import override, read
 from pareback.lab.trainer import train
 from pareback.page.references import references
@@ -68,7 +69,9 @@ def test_the_tables_compare_with_the_start(done: Path) -> None:
     assert rows["imagenette-resnet50-exact-95"] is None
     text = (done / "out" / "imagenette.md").read_text()
     assert "| exact 95 % | – | not run yet |" in text
-    assert (done / "out" / "imagenette.png").read_bytes()[:4] == b"\x89PNG"
+    for picture in ("imagenette.png", "imagenette-histograms.png"):
+        assert (done / "out" / picture).read_bytes()[:4] == b"\x89PNG"
+    assert pruned["to_start_error"] == pruned["error"]  # of one seed, that of its images
 
 
 def test_choices_alone_make_tables_without_a_picture(done: Path, tmp_path: Path) -> None:
@@ -79,6 +82,32 @@ def test_choices_alone_make_tables_without_a_picture(done: Path, tmp_path: Path)
     (tmp_path / "rows" / "imagenette-val-resnet50-dense-0.json").write_text(json.dumps(held_out))
     written = imagenette.collect_imagenette(tmp_path)
     assert [path.name for path in written] == ["imagenette.md", "imagenette.json"]
+
+
+def test_a_dense_network_is_compared_with_no_other(done: Path, tmp_path: Path) -> None:
+    """Among the choices there are two of them: the AlexNet's was told as so many points below the ResNet's."""
+    (tmp_path / "rows").mkdir()
+    for network in ("resnet50", "alexnet"):
+        kept = json.loads((done / "out" / "rows" / f"imagenette-{network}-dense-0.json").read_text())
+        name = f"imagenette-val-{network}-dense"
+        (tmp_path / "rows" / f"{name}-0.json").write_text(json.dumps({**kept, "name": name}))
+    imagenette.collect_imagenette(tmp_path)
+    rows = json.loads((tmp_path / "imagenette.json").read_text())["imagenette-choices"]
+    found = {row["name"]: row["measured"] for row in rows if row["measured"]}
+    assert [one["to_start"] for one in found.values()] == [None, None]
+
+
+def test_images_are_decoded_once_for_all_rows(done: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once per row, which took longer than their epochs; a row of other crops has its own."""
+    decoded = []
+    real = DecodedFolder.__init__
+    monkeypatch.setattr(DecodedFolder, "__init__", lambda *args, **words: (decoded.append(1), real(*args, **words))[1])
+    rows = "resnet50-dense,resnet50-exact-90,resnet50-longer"
+    only = ",".join(f"imagenette-{row}" for row in rows.split(","))
+    places = ["--out", str(done / "again"), "--runs", str(done / "again-runs"), "--recipes", str(done)]
+    options = ["--data.path", str(tree), "--only", only, "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert main(["reproduce", "imagenette", *places, *options]) == 0
+    assert len(decoded) == 1
 
 
 def test_the_standard_error_of_images() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from pareback.cli import main
 from pareback.lab.train.interrupts import Interrupted
+from pareback.lab.train.optimizers import rate
 from pareback.reproduce import runner as module
 from pareback.reproduce import table
 from pareback.reproduce.paper import EXPERIMENTS, TABLE2
@@ -229,6 +230,15 @@ def test_fewer_epochs_restart_as_often() -> None:
     plan = module.RowPlan(Path("out"), Path("runs"), epochs=30, device="cpu")
     recipes = [training.recipe for training in module.trainings_of(TABLE2.rows, plan)]
     assert {(recipe.train.epochs, recipe.schedule.every) for recipe in recipes} == {(30, 10)}
+
+
+@pytest.mark.parametrize("epochs", [1, 7, 30, 40, 41, 80, 119, 120])
+def test_fewer_epochs_end_at_a_low_rate(epochs: int) -> None:
+    """Cycles of 13.3 epochs were made of 13, so that 40 epochs ended with a restart, far below what 39 reach."""
+    plan = module.RowPlan(Path("out"), Path("runs"), epochs=epochs, device="cpu")
+    recipe = module.trainings_of(TABLE2.rows[:1], plan)[0].recipe
+    last = rate(recipe.schedule, 1.0, 390 * epochs - 1, 390, 390 * epochs)
+    assert last < 0.3
 
 
 def test_a_resumed_row_says_so(copy: Path) -> None:

@@ -196,17 +196,24 @@ def changes_of(plan: RowPlan) -> dict[str, Any]:
 
 
 def shortened(recipe: Recipe, epochs: int | None) -> dict[str, Any]:
-    """Return the changes for fewer epochs: restarts come as often in a training as before.
-
-    A cycle that does not come out even is rounded up. Rounded down, the last epoch would begin another one, and the
-    training would end at its highest rate.
-    """
+    """Return the changes for fewer epochs: restarts come as often in a training as before, or nearly so."""
     if epochs is None:
         return {}
     share = epochs / recipe.train.epochs
-    every = math.ceil(recipe.schedule.every * epochs / recipe.train.epochs)
-    changes = {"train.epochs": epochs, "schedule.every": every}
+    changes = {"train.epochs": epochs, "schedule.every": _cycle(epochs, recipe.schedule.every * share)}
     return {**changes, "schedule.warmup": recipe.schedule.warmup * share} if recipe.schedule.warmup else changes
+
+
+def _cycle(epochs: int, wanted: float) -> int:
+    """Return the next whole length of cycles with which so many epochs end near the end of one.
+
+    40 epochs in cycles of 13 would end with a restart, at the highest rate.
+
+    >>> _cycle(30, 10.0), _cycle(40, 40 / 3), _cycle(7, 7 / 3)
+    (10, 14, 4)
+    """
+    lengths = range(math.ceil(wanted), epochs + 1)
+    return next((one for one in lengths if epochs % one == 0 or epochs % one >= 0.7 * one), math.ceil(wanted))
 
 
 def _recipes(given: Path | None) -> Path:

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from pareback.errors import InvalidValue
-from pareback.lab.data.decoded import Boxes, DecodedFolder, Photographs
+from pareback.lab.data.decoded import Boxes, DecodedFolder, Photographs, kept_between_trainings
 from pareback.lab.data.folder import Folder
 from pareback.lab.data.sources import open_source, skipped, val_size
 from pareback.lab.recipe import DataRecipe, Recipe
@@ -168,3 +168,19 @@ def test_randaugment_is_for_images_that_are_read_each_time() -> None:
     recipe = override(Recipe(), {"data.kind": "folder", "data.memory": True, "data.randaugment": 9})
     with pytest.raises(ValueError, match=r"with data.memory=true each is read once. Write data.memory=false, or drop"):
         check(recipe)
+
+
+def test_trainings_share_what_is_decoded_while_they_are_told_to(tree: Path, tmp_path: Path) -> None:
+    """The same images of the same sizes and times; one that is written anew is read anew."""
+    copy = tmp_path / "copy"
+    shutil.copytree(tree, copy)
+    assert opened(copy) is not opened(copy)
+    with kept_between_trainings():
+        first = opened(copy)
+        assert opened(copy) is first
+        image = next((copy / "train").rglob("*.png"))
+        Image.new("RGB", (20, 16), "red").save(image)
+        second = opened(copy)
+        assert second is not first
+        assert opened(tree) is not second
+    assert opened(tree) is not opened(tree)

@@ -22,7 +22,15 @@ import pareback as pb
 from pareback import files
 from pareback.lab.recipe.goals import METHODS, pruner_of
 from pareback.lab.recipe.reading import override, read, to_dict
-from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
+from pareback.lab.recipe.schema import (
+    DataRecipe,
+    GoalRecipe,
+    ModelRecipe,
+    OptimizerRecipe,
+    Recipe,
+    ScheduleRecipe,
+    TrainRecipe,
+)
 from pareback.lab.train.multiplicative import MultiplicativeSGD
 from pareback.lab.train.step import Sums, Tally, TrainStep
 from pareback.lab.trainer import train
@@ -112,7 +120,8 @@ def test_the_folder_tells_the_whole_story(learned: Path) -> None:
     assert to_dict(read(learned / "recipe.yaml")) == result["recipe"]
     about = json.loads((learned / "environment.json").read_text())
     assert about == result["environment"]
-    assert (about["torch"], about["pareback"], about["device"]) == (torch.__version__, pb.__version__, "cpu")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    assert (about["torch"], about["pareback"], about["device"]) == (torch.__version__, pb.__version__, device)
     metrics = rows(learned)
     assert [row["epoch"] for row in metrics] == list(range(1, 21))
     assert [row["step"] for row in metrics] == [42 * epoch for epoch in range(1, 21)]
@@ -261,7 +270,7 @@ def test_peers_train_from_a_recipe(kind: str, tmp_path: Path) -> None:
     """To the exact count, whatever the recipe says of the thresholds of other goals."""
     result = train(with_(TINY, goal__kind=kind, goal__sparsity=0.9, goal__threshold_lr=0.02), tmp_path, quiet=True)
     assert result["pruned_nonzeros"] == math.floor(0.1 * result["pruned_weights"])
-    assert result["peak_memory"] is None  # there is no GPU
+    assert (result["peak_memory"] is None) == (not torch.cuda.is_available())
 
 
 def test_half_of_the_gradient_is_feathers_own_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,3 +560,14 @@ def test_a_gpu_that_is_not_there(device: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch sees no GPU. Write train.device=cpu or auto."):
         train(with_(TINY, train__device=device), tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(("epochs", "told"), [(3, "ends in epoch 1 of a cycle of 2, at 58 % of"), (4, ""), (2, "")])
+def test_a_training_that_ends_with_a_restart_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, epochs: int, told: str
+) -> None:
+    """Its last epoch is at the highest rate, and its weights are far from settled."""
+    schedule = ScheduleRecipe(kind="restarts", every=2)
+    train(Recipe(schedule=schedule, train=TrainRecipe(epochs=epochs)), tmp_path / "run", quiet=True)
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.records)
