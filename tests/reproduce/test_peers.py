@@ -139,6 +139,19 @@ def test_means_have_standard_errors_and_differences_are_paired() -> None:
     assert line == ["GMP-global, 98 %", "3", "75.00 ± 0.58", "-5.00", "+2.00 ± 1.00", "98.000", "20.00", "1.25", "2"]
 
 
+def test_steps_beside_others_on_the_gpu_are_not_timed() -> None:
+    """A run that shared its GPU tells accuracy, not seconds."""
+    dense = [record("peers-dense", 80.0, seconds={"train": 8.0})]
+    alone = record("peers-gmp-98", 74.0, 0)
+    beside = record("peers-gmp-98", 75.0, 1, seconds={"train": 30.0}, shared_gpu=True)
+    row = next(row for row in PEERS.rows if row.name == "peers-gmp-98")
+    both = table.measured(PEERS, row, {"peers-dense": dense, row.name: [alone, beside]})
+    one = table.measured(PEERS, row, {"peers-dense": dense, row.name: [beside]})
+    assert both is not None
+    assert one is not None
+    assert (both.step, both.accuracy, one.step) == (1.25, 74.5, None)
+
+
 def test_a_difference_within_its_error_is_called_level() -> None:
     records = {
         "peers-exact-98": [record("peers-exact-98", a, s) for s, a in enumerate((75.0, 76.0))],

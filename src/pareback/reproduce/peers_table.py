@@ -12,7 +12,7 @@ from typing import Any
 from ..report import table
 from ..runs.record import Record
 from .paper import Experiment, PaperRow
-from .peers import LABELS, METHODS, PEERS, PEERS_VIT, SECTIONS, Kept, method_of
+from .peers import LABELS, METHODS, PEERS, PEERS_ABLATION, PEERS_VIT, SECTIONS, Kept, method_of
 from .plots import COLOURS, DENSE, MARKERS, THINNED, figure, legend_below
 from .table import caution, grid, made, shown
 
@@ -22,7 +22,8 @@ _LEGEND = (
     "points above the dense row, over the same seeds. exact ahead: points by which the exact budget is better at the "
     "same sparsity, over the seeds that both have, ± the standard error of these paired differences; level where it is "
     "within one. zeros: of the pruned tensors' weights. FLOPs: of the dense network's that remain. step: time of an "
-    "optimizer step over the dense row's. memory: the most GPU memory in use beyond the dense row's."
+    "optimizer step over the dense row's, of runs that had the GPU alone. memory: the most GPU memory in use beyond "
+    "the dense row's."
 )
 
 
@@ -66,7 +67,8 @@ def measured(section: Experiment, row: PaperRow, records: Kept) -> Measured | No
         ahead_error=standard_error(paired),
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if pruned else None,
         flops=kept_flops(runs) if pruned else None,
-        step=_seconds(runs) / _seconds(dense) if dense and _seconds(dense) else None,
+        # Some of the ablation's runs shared their GPU before runs noted it.
+        step=None if section is PEERS_ABLATION else _step(runs, dense),
         memory=_extra_memory(runs, dense),
     )
 
@@ -118,9 +120,13 @@ def kept_flops(runs: Sequence[Record]) -> float | None:
     return mean(100.0 * left / whole for left, whole in counted if left and whole) if all(map(all, counted)) else None
 
 
-def _seconds(runs: Sequence[Record]) -> float:
-    """Return how long a step took, compiling and capturing left out."""
-    return float(mean(run.result["seconds"]["train"] / run.result["steps"] for run in runs))
+def _step(runs: Sequence[Record], dense: Sequence[Record]) -> float | None:
+    """Return a step's time over the dense one's, compiling and capturing left out, of runs that had a GPU alone."""
+    ours, theirs = (
+        [run.result["seconds"]["train"] / run.result["steps"] for run in group if not run.result.get("shared_gpu")]
+        for group in (runs, dense)
+    )
+    return mean(ours) / mean(theirs) if ours and theirs and mean(theirs) else None
 
 
 def _extra_memory(runs: Sequence[Record], dense: Sequence[Record]) -> float | None:

@@ -38,6 +38,9 @@ _HIGH = 0.5
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25
 
+#: What CUDA itself may take of a GPU's memory for a process, in bytes.
+_CONTEXT = 2**30
+
 log = logging.getLogger(__name__)
 
 
@@ -67,6 +70,7 @@ class Training:
         self._resumed = 0
         self._saved: int | None = None  # steps in the last checkpoint
         self._own = False  # whether this process wrote it
+        self._shared = False  # whether others were seen on the GPU
 
     # -- states ----------------------------------------------------------------------------------------------------
 
@@ -235,6 +239,7 @@ class Training:
         trained = time.monotonic() - began
         self._clock.started()
         self._clock.add("train", trained)
+        self._shared = self._shared or self._shares_gpu()
         last = self._epoch + 1 == self._recipe.train.epochs
         judged = self._judged(last) if last or (self._epoch + 1) % self._recipe.train.evaluate_every == 0 else None
         images = (self._within - first) * self._recipe.data.batch_size
@@ -347,6 +352,7 @@ class Training:
             "steps": self._steps,
             "seconds": self._clock.seconds(),
             "peak_memory": self._peak_memory(),
+            "shared_gpu": self._shared,
             "resumed": self._resumed,
             "recipe": to_dict(self._recipe),
             "origins": self._origins,
@@ -363,6 +369,13 @@ class Training:
     def _peak_memory(self) -> int | None:
         """Return the most bytes of GPU memory that were in use at once since the training was begun or resumed."""
         return torch.cuda.max_memory_allocated(self._team.device) if self._team.device.type == "cuda" else None
+
+    def _shares_gpu(self) -> bool:
+        """Whether the GPU's memory holds more than this process has, so that its seconds are not its own."""
+        if self._team.device.type != "cuda":
+            return False
+        free, total = torch.cuda.mem_get_info(self._team.device)
+        return total - free - torch.cuda.memory_reserved(self._team.device) > _CONTEXT * self._team.world
 
     def _synchronize(self) -> None:
         if self._team.device.type == "cuda":
