@@ -63,6 +63,7 @@ def test_the_key_is_the_hash_of_what_decides_the_outcome() -> None:
     later = "data.val_share data.randaugment data.corrupt data.memory optimizer.strength"
     later += (
         " train.mixup train.cutmix train.accumulate train.decay_norms train.freeze train.head_rate train.recalibrate"
+        " train.mutual"
     )
     for section, name in (field.split(".") for field in later.split()):
         del content[section][name]

@@ -56,8 +56,13 @@ def distance(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
     >>> float(distance(torch.zeros(1, 2), torch.zeros(1, 2), 4.0))
     0.0
     """
-    mine, theirs = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, answers))
+    mine, theirs = (F.log_softmax(wide(x) / temperature, dim=1) for x in (logits, answers))
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Return logits in float32, or wider if they are."""
+    return logits if logits.dtype is torch.float64 else logits.float()
 
 
 def _start(recipe: Recipe, source: Source) -> nn.Module:

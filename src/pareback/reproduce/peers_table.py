@@ -109,7 +109,7 @@ def _reference_of(section: Experiment, row: PaperRow) -> str:
 
 def _is_default(row: PaperRow) -> bool:
     """Whether a row is of this library as it is, or dense."""
-    usual = {"goal.ramp": 0.5, "goal.straight_through": True}
+    usual = {"goal.ramp": 0.5, "goal.straight_through": True, "train.mutual": False}
     plain = all(row.changes.get(key, value) == value for key, value in usual.items())
     return plain and row.changes.get("optimizer.kind") != "ham" and method_of(row) in ("exact", "dense")
 

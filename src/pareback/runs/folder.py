@@ -26,12 +26,18 @@ FIELDS = ("train.epochs", "goal.ramp")
 
 
 def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
-    """Raise where the learning rate of the steps that are done would have been another one in the longer run."""
+    """Raise where the steps that are done would have had another learning rate, or loss, in the longer run."""
     if here.schedule.kind == "cosine":
         raise InvalidValue(
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: its schedule, cosine, goes "
             f"down to the end of {there.train.epochs} epochs, so that a longer run differs from the first step on. "
             "Train that one anew with another --out. Runs with schedule.kind=constant, step or restarts can go on."
+        )
+    if here.train.mutual:
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: with train.mutual the passes "
+            f"teach each other after a third of {there.train.epochs} epochs, and in a longer run later. Train that one "
+            "anew with another --out."
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import InvalidValue
+from ...goals import MaskGoal
 from .goals import METHODS, goal_of
 from .reading import at, entries
 from .schema import START, Recipe
@@ -84,7 +85,29 @@ def check(recipe: Recipe) -> None:
         for key in use.fields:
             if at(recipe, key) is not None and not use.reads(recipe):
                 raise InvalidValue(use.complaint(recipe, key))
-    goal_of(recipe.goal)
+    goal = goal_of(recipe.goal)
+    if recipe.train.mutual:
+        _check_mutual(recipe, isinstance(goal, MaskGoal))
+
+
+def _check_mutual(recipe: Recipe, masks: bool) -> None:
+    """Refuse passes that cannot teach each other: two have to differ, and pruned weights to learn from one of them."""
+    if recipe.goal.kind == "dense":
+        raise InvalidValue(
+            "train.mutual lets a pruned and a dense pass teach each other, and with goal.kind=dense nothing is pruned. "
+            "Write goal.kind=budget, or drop it."
+        )
+    if masks or not recipe.goal.straight_through:
+        why = f"goal.kind={recipe.goal.kind}" if masks else f"goal.straight_through={recipe.goal.straight_through}"
+        instead = "goal.kind=budget" if masks else "goal.straight_through=true"
+        raise InvalidValue(
+            f"train.mutual trains pruned weights by the dense pass, and with {why} they do not learn from every step. "
+            f"Write {instead}, or drop it."
+        )
+    if recipe.teacher.run is not None:
+        raise InvalidValue(
+            "train.mutual makes the dense pass the teacher, and teacher.run names another one. Drop one of them."
+        )
 
 
 def check_machine(recipe: Recipe, device: torch.device, world: int) -> None:
@@ -99,6 +122,11 @@ def check_machine(recipe: Recipe, device: torch.device, world: int) -> None:
         raise InvalidValue(
             f"data.batch_size={recipe.data.batch_size} cannot be divided evenly by {among}"
             f"train.accumulate={recipe.train.accumulate}. Write a multiple of {world * recipe.train.accumulate}."
+        )
+    if recipe.train.mutual and world > 1:
+        raise InvalidValue(
+            f"train.mutual does not exchange the dense pass's gradients between processes, and there are {world}. "
+            "Start one, or write train.mutual=false."
         )
     if not recipe.train.cuda_graph:
         return

@@ -163,6 +163,9 @@ class TrainRecipe:
     statistics."""
     head_rate: float | None = None
     """The highest learning rate of the last layer; optimizer.lr without one."""
+    mutual: bool = False
+    """Whether every batch also goes through the network with its latent weights and batch norms of their own, and the
+    two passes learn from each other's answers: a teacher without a second training (experimental; not with masks)."""
     ema: float = 0.0
     """Decay per step of an average of the weights that is evaluated and kept beside them; 0 for none."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

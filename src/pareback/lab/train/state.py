@@ -11,6 +11,7 @@ from ...artifact.weights import pruned_weights
 from ..data.sources import Source
 from ..models.build import build
 from ..models.learning import freeze_, frozen_norms, head_of
+from ..mutual import Mutual
 from ..recipe.goals import pruner_of
 from ..recipe.schema import Recipe
 from ..teacher import Teacher
@@ -44,7 +45,8 @@ class Parts:
         # The pruner knows the plain module; a compiled one shares its parameters.
         net = _compiled(net) if recipe.train.compile else net
         teacher = Teacher.of(recipe, source, here.device, trust)
-        self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher)
+        self.mutual = Mutual.of(recipe, self.model, self.pruner, self.optimizer, total_steps)
+        self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher, self.mutual)
         if here.rank:  # processes draw their own random numbers, such as dropout's
             torch.manual_seed(recipe.seed + here.rank)
 
@@ -64,6 +66,7 @@ class Parts:
             "optimizer": self.optimizer.state_dict(),
             "pruner": pruner,
             "average": None if self.average is None else self.average.state_dict(),
+            "mutual": None if self.mutual is None else self.mutual.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "sums": self.step.tally.sums,
         }
@@ -94,6 +97,8 @@ class Parts:
         optimizers.load(self.optimizer, state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+        if self.mutual is not None:
+            self.mutual.load_state_dict(state["mutual"])
         self.step.scaler.load_state_dict(state["scaler"])
         self.step.tally.sums.copy_(state["sums"])
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..mutual import Mutual
 from ..recipe.schema import Recipe
 from ..teacher import Teacher
 from .ema import WeightAverage
@@ -135,8 +136,9 @@ class TrainStep:
         average: WeightAverage | None,
         forward: Forward,
         teacher: Teacher | None = None,
+        mutual: Mutual | None = None,
     ) -> None:
-        self._teacher = teacher
+        self._teacher, self._mutual = teacher, mutual
         self._net, self._optimizer, self._average, self._forward = net, optimizer, average, forward
         self._parts = recipe.train.accumulate
         self._smoothing, self._clip = recipe.train.label_smoothing, recipe.optimizer.clip
@@ -188,6 +190,8 @@ class TrainStep:
                 self.scaler.scale(loss if self._parts == 1 else loss / self._parts).backward()
             losses.append(loss.detach())
             answers.append(logits.detach())
+        if self._mutual is not None:
+            self._mutual.join_gradients()
         if self._clip is not None:
             self.scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._clip)
@@ -206,6 +210,8 @@ class TrainStep:
             loss = F.cross_entropy(logits.float(), y, label_smoothing=self._smoothing)
             if self._teacher is not None:
                 loss = self._teacher.loss(loss, logits, self._teacher.answers(x))
+            if self._mutual is not None:
+                loss = self._mutual.loss(loss, logits, x, y)
         return loss, logits
 
     def _apart(self, more: bool) -> AbstractContextManager[Any]:
