@@ -301,14 +301,16 @@ class Controller {
   // Counts by pruning, as it is seldom necessary to correct; returns whether what was pruned last can stay.
   bool refine_exact() {
     const double missed = worst(share(*c.step - 1));
-    const bool calm = std::max(missed, get(c.drift, 0)) <= c.rule.tolerance;
+    const double drifted = get(c.drift, 0);
+    const bool calm = std::max(missed, drifted) <= c.rule.tolerance;
     set(c.drift, 0, missed);
     if (calm) return false;
     const double now = share(*c.step);
     for (int64_t number = 0; number < c.rule.passes; ++number) {
       prune();
       const double found = worst(now);
-      if (number == 0) set(c.drift, 0, found);
+      // Halved, not forgotten: a step may come out right by chance between others that do not.
+      if (number == 0) set(c.drift, 0, std::max(found, 0.5 * drifted));
       if (found <= c.rule.tolerance) return true;
       look();
       move_within(std::vector<double>(n, restoring(errors(now))));

@@ -13,7 +13,6 @@ from ..costs.selection import select
 from ..errors import InvalidUse, InvalidValue
 from ..goals.goal import Resolved
 from ..sharding import local
-from .groups import Groups
 from .hooks import StepHooks, check_optimizers
 from .options import active
 from .step import Step
@@ -31,12 +30,11 @@ class Attachment:
         step: Step,
         resolved: Resolved,
         choice: Choice,
-        threshold_lr: float | None,
         zeros: int,
         settle: Callable[[], None],
         repeats_closures: bool,
     ) -> None:
-        self._step, self._resolved, self._choice, self._threshold_lr = step, resolved, choice, threshold_lr
+        self._step, self._resolved, self._choice = step, resolved, choice
         self._settle, self._repeats_closures = settle, repeats_closures
         optimizers = step.groups.optimizers
         self._watch = Watch(resolved.model, step.names, step.parameters, optimizers)
@@ -174,9 +172,7 @@ class Attachment:
 
     def _divide(self, optimizers: Sequence[Optimizer]) -> None:
         self._step.settle()
-        state, rule = self._step.controller.state, self._step.controller.rule
-        selected = self._resolved.selected
-        self._step.divide(Groups(selected, optimizers, self._threshold_lr, state.r, rule.plain_gradients))
+        self._step.divide(self._step.groups.divided(self._resolved.selected, optimizers))
 
     def _check_resumed(self) -> None:
         tensors = [local(p.detach()) for p in self.parameters]

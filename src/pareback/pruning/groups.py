@@ -15,9 +15,15 @@ from ..errors import InvalidValue
 from ..messages import excluding, listed
 from ..thresholds.controller import Rates
 
-#: Thresholds learn at this multiple of their tensor's learning rate, by how its optimizer scales gradients.
+#: Thresholds learn at this multiple of their tensor's learning rate, by how its optimizer scales gradients; an exact
+#: budget's at more where the training is short or its rate low.
 SGD_MULTIPLE = 0.01
 ADAPTIVE_MULTIPLE = 1.0
+#: Then at a rate of this, in σ, over the number of steps. It is what the multiples above give 15,000 steps at 0.1 and
+#: 0.001, and with less thresholds stay where they began (results/threshold-rates.json).
+TRAVEL = 15.0
+#: And at most at this rate, however few steps there are.
+QUICKEST = 0.01
 #: And at most at this rate, in σ per step: lr = 1 is a factor to Adadelta and its like, not a step.
 ADAPTIVE_MOST = 0.01
 
@@ -32,8 +38,10 @@ class Groups:
         multiple: float | None,
         like: Tensor,
         plain_gradients: bool = False,
+        total_steps: int | None = None,
     ) -> None:
         self.optimizers = list(optimizers)
+        self._asked = multiple, plain_gradients, total_steps
         found = _places(selected, optimizers)
         self._shape = self._present_shape()
         members: dict[tuple[int, int], list[int]] = {}
@@ -52,14 +60,20 @@ class Groups:
             )
             for (o, g), which in members.items()
         ]
-        default = [ADAPTIVE_MULTIPLE if adaptive[place] else SGD_MULTIPLE for place in found]
-        multiples = default if multiple is None else [multiple] * len(found)
+        steps = None if plain_gradients else total_steps
+        default = {place: _usual_multiple(optimizers, place, adaptive[place], steps) for place in members}
+        multiples = [default[place] if multiple is None else multiple for place in found]
         self._multiple = torch.tensor(multiples, dtype=like.dtype, device=like.device)
         self._adaptive = torch.tensor([adaptive[p] and not plain_gradients for p in found], device=like.device)
         self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
         maximized = [bool(_group(optimizers, place).get("maximize")) for place in found]
         #: −1 where an optimizer maximises and a threshold has to follow the task's gradient uphill.
         self.sense = torch.tensor([-1.0 if m else 1.0 for m in maximized]).to(like) if any(maximized) else None
+
+    def divided(self, selected: Sequence[Selected], optimizers: Sequence[Optimizer]) -> Groups:
+        """Return the tensors divided among other optimizers or groups, with the same settings."""
+        multiple, plain_gradients, total_steps = self._asked
+        return Groups(selected, optimizers, multiple, self._lr, plain_gradients, total_steps)
 
     def changed(self) -> bool:
         """Whether an optimizer has other parameter groups than when the tensors were divided among them."""
@@ -140,6 +154,30 @@ class _Group:
     def to(self, device: torch.device) -> None:
         self._index = self._index.to(device)
         self._written.clear()
+
+
+def _usual_multiple(
+    optimizers: Sequence[Optimizer], place: tuple[int, int], adaptive: bool, total_steps: int | None
+) -> float:
+    """Return the multiple of a group's learning rate at which thresholds learn if nobody says otherwise.
+
+    ``total_steps`` is None where the length is not known, or where a penalty drives them, whose weight counts.
+    """
+    usual = ADAPTIVE_MULTIPLE if adaptive else SGD_MULTIPLE
+    highest = _highest_rate(optimizers[place[0]], _group(optimizers, place))
+    if total_steps is None or highest <= 0.0:
+        return usual
+    highest = min(highest, ADAPTIVE_MOST) if adaptive else highest
+    return max(usual, min(TRAVEL / total_steps, QUICKEST) / highest)
+
+
+def _highest_rate(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """Return the rate that a group's schedule goes down from, as far as can be told, in a resumed training as well."""
+    scheduled = group.get("max_lr", group.get("initial_lr"))  # as torch's schedulers note it
+    if scheduled is not None:
+        return float(scheduled)
+    given = getattr(optimizer, "defaults", {}).get("lr")
+    return max(float(rate) for rate in (given, group["lr"]) if isinstance(rate, (int, float, Tensor)))
 
 
 def _is_away(value: object) -> bool:

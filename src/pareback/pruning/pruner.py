@@ -67,7 +67,8 @@ class Pruner:
         include, exclude: fnmatch patterns on parameter names; ``include`` overrides ``min_size``.
         min_size: the fewest elements of a tensor that is pruned by default.
         example_inputs: a batch like those the model is called with; needed for FLOPs.
-        threshold_lr: the thresholds' learning rate as a multiple of their tensor's; 0.01 for SGD.
+        threshold_lr: the thresholds' learning rate as a multiple of their tensor's. By default 0.01 beside SGD and 1
+            beside Adam and its like; under an exact budget more where ``total_steps`` are few or the rate is low.
 
     >>> import pareback as pb
     >>> model = torch.nn.Linear(100, 20)
@@ -123,7 +124,7 @@ class Pruner:
         self._shards = Shards(self.parameters)
         like = torch.zeros(len(self.names), dtype=resolved.dtype, device=local(self.parameters[0]).device)
         rule = goal.rule(resolved, like, self.total_steps)
-        groups = Groups(resolved.selected, optimizers, threshold_lr, like, rule.plain_gradients)
+        groups = Groups(resolved.selected, optimizers, threshold_lr, like, rule.plain_gradients, self.total_steps)
         read = {"shrink": shrink, "ramp": ramp, "straight_through": straight_through, "threshold_lr": threshold_lr}
         check_mask_options(goal, read, sum(map(bool, groups.parts)))
         # Everything that can be refused has been; from here on the model changes.
@@ -149,9 +150,7 @@ class Pruner:
         self._saved_whole = is_accelerated(optimizer)
         self._looking = False  # whether the latent weights are in the model because the user asked for them
         choice = (include, exclude, min_size)
-        self._attachment = Attachment(
-            self._step, resolved, choice, threshold_lr, zeros, self._settle, self._repeats_closures
-        )
+        self._attachment = Attachment(self._step, resolved, choice, zeros, self._settle, self._repeats_closures)
 
     def _start(self, tensors: Sequence[Tensor], share: float) -> State:
         weights = self._resolved.weights(tensors, self._shards)

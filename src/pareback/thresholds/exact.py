@@ -79,7 +79,8 @@ class ExactBudget(Rule):
             return cut
         before = ramp_share(state.step - 1, controller.ramp_steps, torch.float64)
         missed = self._error(controller.sparsity(), before).amax().abs()
-        calm = bool(torch.maximum(missed, state.drift) <= self.tolerance)
+        drifted = state.drift.clone()
+        calm = bool(torch.maximum(missed, drifted) <= self.tolerance)
         state.drift.copy_(missed)
         if calm:
             return cut
@@ -87,8 +88,8 @@ class ExactBudget(Rule):
             torch._foreach_copy_([state.nonzero, state.band], list(recount(cut, [True] * len(state.r))))
             error = self._error(controller.sparsity(), controller.share())
             missed = error.amax().abs()
-            if number == 0:
-                state.drift.copy_(missed)
+            if number == 0:  # halved, not forgotten: a step may come out right by chance between others that do not
+                state.drift.copy_(torch.maximum(missed, 0.5 * drifted))
             if bool(missed <= self.tolerance):
                 break
             room = controller.room()
