@@ -197,6 +197,13 @@ def test_it_says_which_folder_of_another_tree_was_taken(
     assert asked(capsys, str(run), "--data.path", str(tree / "val"))["images"] == str(tree / "val")
 
 
+def test_other_images_are_not_called_the_test(run: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may be those that the run was trained on."""
+    assert main(["evaluate", str(run), "--data.path", str(tree / "train")]) == 0
+    assert f" images of {tree / 'train'} are right" in (said := capsys.readouterr().out)
+    assert "test images" not in said
+
+
 def test_other_files_are_normalised_as_the_run_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file whose training images are much darker: the network still sees what it learned from."""
     file = write_npz(tmp_path / "a.npz")

@@ -344,6 +344,7 @@ def shown(evaluation: Evaluation, most: int = 40) -> str:
 def said(evaluation: Evaluation) -> Sequence[str]:
     """Return sentences about the whole."""
     part = {"test": "test images", "val": "held-out images"}[evaluation.part]
+    part = "images" if evaluation.same_images is None else part  # others, which may be those it was trained on
     others = " They are not those that the run was measured on." if evaluation.same_images is False else ""
     lines = [
         f"{evaluation.accuracy:.2f} % of {evaluation.count:,} {part} of {evaluation.images} are right (standard error "

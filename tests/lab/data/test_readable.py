@@ -164,7 +164,7 @@ def test_nothing_is_read_beforehand_on_request(damaged: Path) -> None:
 
 
 def test_a_large_tree_is_looked_at_once(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again once a file of it is another one; a note that is damaged is not believed."""
+    """And again once a file of it is another one; a note that is damaged, or of other rules, is not believed."""
     monkeypatch.setattr(readable, "_WORTH_NOTING", 3)
     paths = sorted(str(path) for path in damaged.rglob("*.*g"))
     looked: list[str] = []
@@ -184,6 +184,9 @@ def test_a_large_tree_is_looked_at_once(damaged: Path, monkeypatch: pytest.Monke
     note.write_text("[]")
     assert len(unreadable(damaged, paths, threads=2)) == 2
     assert len(looked) == 57
+    monkeypatch.setattr(readable, "_RULES", readable._RULES + 1)
+    assert len(unreadable(damaged, paths, threads=2)) == 2
+    assert len(looked) == 76
 
 
 def test_a_state_folder_that_cannot_be_written_is_no_matter(

@@ -155,6 +155,15 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
         check_machine(recipe, CPU, 4)
 
 
+def test_parts_of_one_image_are_answered_in_a_sentence_where_norms_cannot_learn_from_them(
+    tree: Path, tmp_path: Path
+) -> None:
+    small = {"data.image_size": 4, "model.name": "wrn", "model.depth": 10, "model.width": 1, "goal.kind": "dense"}
+    recipe = recipe_of(tree, {**small, "goal.sparsity": None, "data.batch_size": 2, "train.accumulate": 2})
+    with pytest.raises(ValueError, match=r"a single image at a time, .* or a smaller train\.accumulate\."):
+        train(recipe, tmp_path / "run", quiet=True)
+
+
 # -- layers that do not learn ----------------------------------------------------------------------------------------
 
 

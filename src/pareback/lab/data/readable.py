@@ -22,6 +22,8 @@ from ..optional import optional
 _BLOCK = 32
 #: Fewer are looked at again each time: that takes a second or two.
 _WORTH_NOTING = 1000
+#: Counts the changes of what can be read, so that what was noted by other rules is not believed.
+_RULES = 2
 
 
 def read_image(path: str) -> Any:
@@ -132,7 +134,7 @@ def _note(root: Path, paths: Sequence[str]) -> Path | None:
     if state is None:
         return None
     given = os.environ.get("XDG_STATE_HOME")
-    return files.expanded(given or "~/.local/state") / "pareback" / "images" / f"{state}.json"
+    return files.expanded(given or "~/.local/state") / "pareback" / "images" / f"{state}-{_RULES}.json"
 
 
 def state_of(root: Path, paths: Sequence[str]) -> str | None:

@@ -43,7 +43,9 @@ def load_weights_(
     problems = [(missing, "lacks"), (unknown, "also has"), (wrong, "has other shapes of")]
     found = " and ".join(f"{verb} {listed(names, 3)}" for names, verb in problems if names)
     if found:
-        raise InvalidValue(f"{origin} does not fit the model: it {found}; give weights saved from the same model.")
+        raise InvalidValue(
+            f"{origin} does not fit the model: it {found}; give weights saved from the same model, or their model.name."
+        )
     if head:
         theirs = len(given[head[0]])
         log.warning("%s is of %d classes, and these are %d: %s begin anew.", origin, theirs, classes, listed(head))
