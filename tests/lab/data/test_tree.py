@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tiny_images import write_tree
+from torchvision.datasets import ImageFolder
 
 from pareback.lab.data.folder import EvaluationFolder, Folder
-from pareback.lab.data.tree import held_out_of_classes
+from pareback.lab.data.tree import held_out_of_classes, samples_of
 
 
 def opened(path: Path, share: float = 0.0) -> Folder:
@@ -28,6 +29,27 @@ def test_images_of_every_usual_name_count(tmp_path: Path) -> None:
     assert opened(tmp_path).size == 12 + 5
     with pytest.raises(ValueError, match=r"1 of 23 images of .* cannot be read: 'train/cat/f\.HEIC' \(cannot identify"):
         Folder(tmp_path, image_size=7, workers=0, corrupt="stop")
+
+
+def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    """A link to a folder above would fill a class with images of all, many times."""
+    write_tree(tmp_path / "tree")
+    write_tree(tmp_path / "other", train=2)
+    cats = tmp_path / "tree" / "train" / "cat"
+    (cats / "more").symlink_to(tmp_path / "other" / "train" / "cat")
+    (cats / "single.png").symlink_to(tmp_path / "other" / "train" / "dog" / "0.png")
+    assert opened(tmp_path / "tree").size == 12 + 2 + 1
+    (cats / "up").symlink_to("..")
+    with pytest.raises(ValueError, match=r"cat/up is a link to a folder that it lies in, which has no end: remove it"):
+        opened(tmp_path / "tree")
+
+
+def test_the_order_is_torchvision_s(tmp_path: Path) -> None:
+    """Stored runs know their images by it."""
+    write_tree(tmp_path)
+    for name in ("b/deep", "a b", "b"):
+        shutil.copytree(tmp_path / "val" / "cat", tmp_path / "train" / "cat" / name, dirs_exist_ok=True)
+    assert samples_of(tmp_path / "train")[1] == ImageFolder(tmp_path / "train").samples
 
 
 def test_images_beside_the_classes_are_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

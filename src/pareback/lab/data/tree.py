@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...errors import InvalidValue, MissingFile
@@ -30,11 +30,9 @@ def samples_of(path: Path, *, may_be_empty: bool = False) -> tuple[tuple[str, ..
             f"There is no folder {path} with one folder per class in it: write data.path as the folder that holds "
             "train/ and val/."
         )
-    torchvision = optional("torchvision.datasets.folder")
-    numbers = {name: number for number, name in enumerate(classes)}
-    root, kinds = str(path), (*torchvision.IMG_EXTENSIONS, *_MORE_KINDS)
-    found = torchvision.make_dataset(root, numbers, extensions=kinds, allow_empty=True)
-    samples = [sample for sample in found if not _is_hidden(sample[0], root)]
+    root, kinds = str(path), (*optional("torchvision.datasets.folder").IMG_EXTENSIONS, *_MORE_KINDS)
+    found = ((file, number) for number, name in enumerate(classes) for file in _files(os.path.join(root, name)))
+    samples = [(file, number) for file, number in found if file.lower().endswith(kinds) and not _is_hidden(file, root)]
     empty = _without_images(classes, samples)
     if empty and not (may_be_empty and samples):
         raise InvalidValue(
@@ -144,6 +142,17 @@ def _other_share(sizes: Iterable[int]) -> str:
 def _drawn(name: str) -> bytes:
     """Return what puts names in an order that has nothing to do with what they say."""
     return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
+
+
+def _files(folder: str) -> Iterator[str]:
+    """Yield all files below a folder, in the order of torchvision's ImageFolder; links are followed."""
+    found: list[tuple[str, list[str]]] = []
+    for place, inner, names in os.walk(folder, followlinks=True):
+        for link in (os.path.join(place, name) for name in inner):
+            if os.path.islink(link) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(link)):
+                raise InvalidValue(f"{link} is a link to a folder that it lies in, which has no end: remove it.")
+        found.append((place, names))
+    yield from (os.path.join(place, name) for place, names in sorted(found) for name in sorted(names))
 
 
 def _without_images(classes: Iterable[str], samples: list[Sample]) -> list[str]:
