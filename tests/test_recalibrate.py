@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pareback as pb
 
@@ -85,6 +86,8 @@ def test_any_form_of_batch() -> None:
         (torch.randn(4, 3, 8, 8), TypeError, "Write [x] for a single one"),
         (3, TypeError, "such as a data loader"),
         (["x"], TypeError, "A batch must be a tensor"),
+        ([()], TypeError, "not an empty tuple"),
+        ([torch.randn(1, 3, 3, 3)], ValueError, "leaves a short last one out with drop_last=True"),
         ([torch.full((4, 3, 8, 8), torch.nan)], ValueError, "1 of 1 batch norms would have statistics that are not"),
     ],
 )
@@ -98,3 +101,57 @@ def test_what_cannot_be_used_changes_nothing(batches: object, error: type[Except
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training
     assert model[1].momentum == 0.1
+
+
+class Auxiliary(nn.Module):
+    """A network with a second head, which runs while it trains alone, as Inception's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.second = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Tensor:
+        answer: Tensor = self.head(pixel_values)
+        return answer + self.second(pixel_values) if self.training else answer
+
+
+def test_norms_that_no_batch_reaches_keep_their_statistics() -> None:
+    model = Auxiliary()
+    model.second[1].running_mean.fill_(7.0)
+    model.second[1].num_batches_tracked.fill_(5)
+    assert pb.recalibrate(model, [torch.randn(8, 4)] * 2) == 1
+    assert model.second[1].running_mean.tolist() == [7.0] * 3
+    assert (int(model.second[1].num_batches_tracked), int(model.head[1].num_batches_tracked)) == (5, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_hundreds_of_batches_count_alike_in_half_precision(dtype: torch.dtype) -> None:
+    """Averaged in bfloat16 itself, later batches would move nothing any more."""
+    model = nn.Sequential(nn.BatchNorm1d(2)).to(dtype)
+    torch.manual_seed(0)
+    batches = [torch.randn(32, 2) + number / 100 for number in range(400)]
+    pb.recalibrate(model, [batch.to(dtype) for batch in batches])
+    assert model[0].running_mean.dtype == dtype
+    torch.testing.assert_close(model[0].running_mean.float(), torch.cat(batches).mean(0), rtol=0.01, atol=0.01)
+
+
+def test_a_norm_that_is_called_twice_counts_both_times() -> None:
+    norm = nn.BatchNorm1d(2)
+    x = torch.randn(16, 2)
+    assert pb.recalibrate(nn.Sequential(norm, nn.Linear(2, 2), norm), [x, x + 6.0]) == 1
+    assert int(norm.num_batches_tracked) == 4
+
+
+@pytest.mark.parametrize("batch", [({"pixel_values": torch.ones(4, 4)}, 1), UserDict(pixel_values=torch.ones(4, 4))])
+def test_mappings_stand_alone_or_before_targets(batch: object) -> None:
+    assert pb.recalibrate(Auxiliary(), [batch]) == 1
+
+
+def test_tensors_of_mappings_are_moved_to_the_model() -> None:
+    model = Auxiliary().to("meta")
+    seen: list[str] = []
+    model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].device.type))
+    with pytest.raises(Exception):  # noqa: B017, PT011 (statistics without numbers cannot be looked at)
+        pb.recalibrate(model, [{"pixel_values": torch.ones(4, 4)}])
+    assert seen == ["meta"]

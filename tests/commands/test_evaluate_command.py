@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 from tiny_images import arrays, write_npz, write_tree
 
 from pareback.cli import main
-from pareback.lab.evaluation import Evaluation, evaluate_run, shown
+from pareback.lab.evaluation import Evaluation, evaluate_run, said, shown
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe
 from pareback.lab.trainer import train
@@ -182,6 +183,25 @@ def test_corrupt_images_are_named_here_too(
     other = Path(shutil.copytree(tree / "val", tmp_path / "other"))
     (other / "bee" / "0.png").write_bytes(b"")
     assert "1 of 12 images of" in fails(capsys, "evaluate", str(run), "--data.path", str(other))
+    skipping = [str(run), "--data.path", str(other), "--data.corrupt", "skip"]
+    found = asked(capsys, *skipping)
+    assert (found["count"], found["skipped_images"]) == (11, ["bee/0.png"])
+    assert main(["evaluate", *skipping]) == 0
+    assert "1 image left out that cannot be read; --json names them." in capsys.readouterr().out
+
+
+def test_it_says_which_folder_of_another_tree_was_taken(
+    run: Path, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(capsys, str(run), "--data.path", str(tree))["images"] == str(tree / "val")
+    assert asked(capsys, str(run), "--data.path", str(tree / "val"))["images"] == str(tree / "val")
+
+
+def test_other_images_are_not_called_the_test(run: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may be those that the run was trained on."""
+    assert main(["evaluate", str(run), "--data.path", str(tree / "train")]) == 0
+    assert f" images of {tree / 'train'} are right" in (said := capsys.readouterr().out)
+    assert "test images" not in said
 
 
 def test_other_files_are_normalised_as_the_run_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,3 +329,17 @@ def test_pictures_of_any_size_are_drawn(tmp_path: Path, classes: int) -> None:
     counts = (9 * torch.eye(classes, dtype=torch.int64) + 1).tolist()
     with Image.open(plot_confusion(evaluation(counts), tmp_path / "a.png")) as picture:
         assert max(picture.size) < 2100
+
+
+def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+    found = replace(evaluation([[1, 0], [1, 1]]), names=(r"$\frac$", "5 $ or 6 $"))
+    assert plot_confusion(found, tmp_path / "a.png").exists()
+    assert "(once)" in said(found)[1]
+
+
+def test_letters_that_the_font_lacks_are_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    plot_confusion(replace(evaluation([[1, 0], [1, 1]]), names=("\ue000\ue001", "b")), tmp_path / "a.png")
+    assert caplog.messages == ["The picture lacks letters of the classes' names, which its font does not have."]
+    assert not recwarn.list

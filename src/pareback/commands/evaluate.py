@@ -15,6 +15,13 @@ def _options(parser: Parser) -> None:
     add("run", type=Path, metavar="RUN", help="a run's folder")
     add("--data.path", dest="path", metavar="PATH", help="other images of the same classes: a folder or an .npz file")
     add("--data.workers", dest="workers", type=int, metavar="N", help="processes that read a folder's images")
+    add(
+        "--data.corrupt",
+        dest="corrupt",
+        choices=("stop", "skip", "later"),
+        metavar="WORD",
+        help="what becomes of images that cannot be read: stop, skip or later (as the run was trained)",
+    )
     add("--train.device", dest="device", metavar="TEXT", help="auto, cpu, cuda or cuda:N (as the run was trained)")
     add(
         "--model",
@@ -45,6 +52,7 @@ def _run(options: Namespace) -> None:
         which=options.model,
         workers=options.workers,
         device=options.device,
+        corrupt=options.corrupt,
         trust=options.trust,
     )
     picture = plot_confusion(found, options.out or options.run / _name(options.model, options.path))

@@ -118,7 +118,9 @@ def _matches(option: str, patterns: str | Iterable[str] | None, names: dict[str,
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         hits = {first for name, first in names.items() if fnmatchcase(name, pattern)}
         if not hits:
-            hint = did_you_mean(pattern, names) or f" The model's parameters are {listed(names)}."
+            within = any(name.startswith(f"{pattern}.") for name in names)
+            near = f" Write {f'{pattern}.*'!r} for all within." if within else did_you_mean(pattern, names)
+            hint = near or f" The model's parameters are {listed(names)}."
             raise InvalidValue(f"{option}={pattern!r} matches no parameter.{hint}")
         found |= hits
     return found

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidValue, MissingFile
-from ..messages import listed
+from ..files import expanded
+from ..messages import counted, listed
 from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_command
 from ..runs.trust import admit
-from .data.folder import EvaluationFolder
-from .data.sources import Source, open_source
+from .data.folder import Corrupt, EvaluationFolder
+from .data.sources import Source, open_source, skipped
+from .data.tree import tested_folder
 from .models.build import build
 from .models.pretrained import load_weights_, read_weights
 from .recipe.schema import Recipe
@@ -67,6 +69,8 @@ class Evaluation:
     loss: float
     names: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
+    skipped: tuple[str, ...] = ()
+    """The names of images that were left out because they cannot be read."""
 
     @property
     def count(self) -> int:
@@ -117,6 +121,7 @@ class Evaluation:
             "part": self.part,
             "same_images": self.same_images,
             "count": self.count,
+            **({"skipped_images": list(self.skipped)} if self.skipped else {}),
             "accuracy": self.accuracy,
             "standard_error": self.standard_error,
             "loss": self.loss,
@@ -142,6 +147,7 @@ def evaluate_run(
     which: Which = "last",
     workers: int | None = None,
     device: str | None = None,
+    corrupt: Corrupt | None = None,
     trust: bool = False,
 ) -> Evaluation:
     """Let a run's network answer to the images it was measured on, or to those at ``path``, of the same classes.
@@ -152,7 +158,11 @@ def evaluate_run(
     recipe, result, unfinished = _known(run, which)
     recipe = replace(
         recipe,
-        data=replace(recipe.data, workers=recipe.data.workers if workers is None else workers),
+        data=replace(
+            recipe.data,
+            workers=recipe.data.workers if workers is None else workers,
+            corrupt=corrupt or recipe.data.corrupt,
+        ),
         train=replace(recipe.train, device=device or recipe.train.device),
     )
     admit(run, recipe.model.name, trust)
@@ -170,14 +180,22 @@ def evaluate_run(
     return Evaluation(
         run=run,
         which=which,
-        images=path or recipe.data.path or recipe.data.kind,
+        images=_place(recipe, path),
         part=judge.measures_on,
         same_images=None if noted is None or found is None else noted == found,
         unfinished=unfinished,
         loss=loss,
         names=names,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
+        skipped=skipped(source),
     )
+
+
+def _place(recipe: Recipe, path: str | None) -> str:
+    """Say where the images lie; of another tree, which of its folders was taken."""
+    if path is None or recipe.data.kind != "folder":
+        return path or recipe.data.path or recipe.data.kind
+    return str(tested_folder(expanded(path)) or path)
 
 
 def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
@@ -326,12 +344,18 @@ def shown(evaluation: Evaluation, most: int = 40) -> str:
 def said(evaluation: Evaluation) -> Sequence[str]:
     """Return sentences about the whole."""
     part = {"test": "test images", "val": "held-out images"}[evaluation.part]
+    part = "images" if evaluation.same_images is None else part  # others, which may be those it was trained on
     others = " They are not those that the run was measured on." if evaluation.same_images is False else ""
     lines = [
         f"{evaluation.accuracy:.2f} % of {evaluation.count:,} {part} of {evaluation.images} are right (standard error "
         f"{evaluation.standard_error:.2f}), loss {evaluation.loss:.4f}.{others}"
     ]
-    mistakes = [f"{one} for {other} ({count:,} times)" for one, other, count in evaluation.mistakes()]
+    if evaluation.skipped:
+        lines.append(f"{counted(len(evaluation.skipped), 'image')} left out that cannot be read; --json names them.")
+    mistakes = [
+        f"{one} for {other} ({'once' if count == 1 else f'{count:,} times'})"
+        for one, other, count in evaluation.mistakes()
+    ]
     if mistakes:
         lines.append(f"Most often mistaken: {', '.join(mistakes)}.")
     return [*([evaluation.unfinished] if evaluation.unfinished else []), *lines]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from ..runs.export import network_of
 from ..runs.folder import made_for
 from .data.sources import Source
 from .models.build import build
-from .models.pretrained import fresh_head, read_weights
+from .models.pretrained import load_weights_, read_weights
 from .recipe.schema import START, Recipe, TeacherRecipe
 
 
@@ -67,12 +69,13 @@ def wide(logits: Tensor) -> Tensor:
 
 def _start(recipe: Recipe, source: Source) -> nn.Module:
     """Return the network that the training starts from, as it was before; its classes are to be the same."""
-    net, place = build(recipe.model, len(source.classes), source.shape), str(recipe.model.pretrained)
-    head = fresh_head(net.state_dict(), read_weights(place), len(source.classes))
+    classes, place = len(source.classes), str(recipe.model.pretrained)
+    net = build(replace(recipe.model, pretrained=None), classes, source.shape)
+    head = load_weights_(net, read_weights(place), classes, place, may_lack_head=True)
     if head:
         raise InvalidValue(
-            f"teacher.run=start is of no use: {place} tells other classes apart, and the head is made anew "
-            f"({listed(head)}). Drop teacher.run, or give the run of a network that was trained on these classes."
+            f"teacher.run=start is of no use: {place} does not tell these classes apart, and the head begins anew "
+            f"({listed(head)}). Drop teacher.run, or give the run of a network that was trained on them."
         )
     return net
 

@@ -52,6 +52,7 @@ def train(
             return _finished(folder, recipe, quiet or not here.leads)
         stack.enter_context(settings.applied(recipe, here.device))
         stack.enter_context(_advice_on_want(folder))
+        stack.enter_context(_advice_on_single_images())
         stack.enter_context(_advice_on_a_lost_process(folder, here))
         if standing in ("unfinished", "longer"):
             recall(folder.path, recipe.model.name)
@@ -119,6 +120,20 @@ def _advice_on_want(folder: RunFolder) -> Iterator[None]:
         raise LittleMemory(
             "There is not enough memory for this training. Train anew with a smaller data.batch_size; or free some, or "
             f"raise the limit on it (ulimit -v), {_then(folder)}"
+        ) from error
+
+
+@contextmanager
+def _advice_on_single_images() -> Iterator[None]:
+    """Say so where a batch norm is given one number per channel, which has no spread."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, UserError) or "more than 1 value per channel" not in str(error):
+            raise
+        raise InvalidValue(
+            "A batch norm of the network is given a single image at a time, and cannot learn from one. Write a larger "
+            "data.batch_size, or a smaller train.accumulate."
         ) from error
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..lab.evaluation import Evaluation
 from ..reproduce.plots import figure
+
+log = logging.getLogger(__name__)
 
 #: Classes up to which a cell says its share, and up to which the axes name every class.
 _WITH_NUMBERS, _WITH_NAMES = 20, 60
@@ -16,9 +21,17 @@ _LETTERS = 24
 
 def plot_confusion(evaluation: Evaluation, path: Path) -> Path:
     """Draw a row per class, whose cells are percentages of the class's images, and return ``path``."""
+    with warnings.catch_warnings(record=True, action="always") as found:
+        _draw(evaluation, path)
+    if any("missing from font" in str(one.message) for one in found):
+        log.warning("The picture lacks letters of the classes' names, which its font does not have.")
+    return path
+
+
+def _draw(evaluation: Evaluation, path: Path) -> None:
     shares = [[100.0 * count / max(1, sum(row)) for count in row] for row in evaluation.confusion]
-    classes = len(shares)
-    side = min(12.0, 3.0 + 0.42 * classes)
+    classes, names = len(shares), [_short(name) for name in evaluation.names]
+    side = min(12.0, 2.4 + 0.42 * classes + 0.07 * max(map(len, names)))
     title = f"{evaluation.accuracy:.2f} % of {evaluation.count:,} images are right"
     with figure(1, 1, (side + 1.2, side), path) as (drawn, axes):
         panel = axes[0][0]
@@ -28,19 +41,19 @@ def plot_confusion(evaluation: Evaluation, path: Path) -> Path:
         panel.set_xlabel("taken for")
         panel.set_ylabel("is")
         if classes <= _WITH_NAMES:
-            _name(panel, [_short(name) for name in evaluation.names])
+            _name(panel, names)
         if classes <= _WITH_NUMBERS:
             _number(panel, shares)
         bar = drawn.colorbar(drawing, ax=panel, fraction=0.046, pad=0.03)
-        bar.set_label("share of the class's images (%)")
+        bar.set_label("% of the class")
         bar.outline.set_visible(False)
-    return path
 
 
 def _name(panel: object, names: Sequence[str]) -> None:
     size = 9 if len(names) <= _WITH_NUMBERS else 6
-    panel.set_xticks(range(len(names)), names, rotation=90, fontsize=size)  # type: ignore[attr-defined]
-    panel.set_yticks(range(len(names)), names, fontsize=size)  # type: ignore[attr-defined]
+    plain: dict[str, Any] = {"fontsize": size, "parse_math": False}  # a $ in a name is a $
+    panel.set_xticks(range(len(names)), names, rotation=90, **plain)  # type: ignore[attr-defined]
+    panel.set_yticks(range(len(names)), names, **plain)  # type: ignore[attr-defined]
 
 
 def _number(panel: object, shares: Sequence[Sequence[float]]) -> None:

@@ -139,7 +139,7 @@ def test_a_tree_without_test_images_needs_a_share(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.99])
 def test_a_share_that_leaves_nothing_is_refused(tree: Path, share: float) -> None:
-    with pytest.raises(ValueError, match=rf"data\.val_share={share} of 12 training images holds out (0|12): write a s"):
+    with pytest.raises(ValueError, match=rf"data\.val_share={share} of 12 training images holds out (0|12), and has"):
         held_out(tree, share)
 
 
@@ -152,7 +152,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     ):
         opened(tmp_path)
     write_tree(tmp_path)
-    (tmp_path / "val").rename(tmp_path / "test")
+    (tmp_path / "val").rename(tmp_path / "tests")
     with pytest.raises(FileNotFoundError, match="There is no folder .*val with one folder per class"):
         opened(tmp_path)
 

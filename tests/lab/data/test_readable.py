@@ -6,6 +6,7 @@ import io
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def test_nothing_is_read_beforehand_on_request(damaged: Path) -> None:
 
 
 def test_a_large_tree_is_looked_at_once(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again once a file of it is another one; a note that is damaged is not believed."""
+    """And again once a file of it is another one; a note that is damaged, or of other rules, is not believed."""
     monkeypatch.setattr(readable, "_WORTH_NOTING", 3)
     paths = sorted(str(path) for path in damaged.rglob("*.*g"))
     looked: list[str] = []
@@ -183,6 +184,9 @@ def test_a_large_tree_is_looked_at_once(damaged: Path, monkeypatch: pytest.Monke
     note.write_text("[]")
     assert len(unreadable(damaged, paths, threads=2)) == 2
     assert len(looked) == 57
+    monkeypatch.setattr(readable, "_RULES", readable._RULES + 1)
+    assert len(unreadable(damaged, paths, threads=2)) == 2
+    assert len(looked) == 76
 
 
 def test_a_state_folder_that_cannot_be_written_is_no_matter(
@@ -222,3 +226,37 @@ def test_an_interruption_does_not_wait_for_the_rest(damaged: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         unreadable(damaged, [str(path) for path in damaged.rglob("*.*g")] * 50, threads=1)
     assert len(looked) < 950
+
+
+# ---------------------------------------------------------------- pixels of other kinds
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_greys_of_16_bits_keep_their_shades(tmp_path: Path, name: str) -> None:
+    """Pillow alone would make everything above 255 white."""
+    greys = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(greys).save(tmp_path / name)
+    assert why_unreadable(str(tmp_path / name)) == ""
+    assert np.array_equal(np.asarray(read_image(str(tmp_path / name)))[..., 1], greys // 256)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_of_32_bits_are_refused_by_name(tmp_path: Path, kind: type) -> None:
+    """Nobody knows what is black and what is white in them; Pillow takes shares below 1 for black."""
+    tree = write_tree(tmp_path)
+    Image.fromarray(np.full((9, 9), 0.5 if kind is np.float32 else 70000, kind)).save(tree / "train/cat/f.tif")
+    with pytest.raises(ValueError, match=r"'train/cat/f\.tif' \(its pixels are numbers of 32 bits: save it with 8 or"):
+        open_source(recipe(tree), CPU)
+
+
+def test_palettes_with_transparency_are_read_without_a_warning(tmp_path: Path) -> None:
+    palette = Image.new("RGB", (9, 9), (200, 100, 0)).quantize(2)
+    palette.save(tmp_path / "a.png", transparency=bytes([0, 128]))
+    with warnings.catch_warnings(action="error"):
+        assert why_unreadable(str(tmp_path / "a.png")) == ""
+        assert read_image(str(tmp_path / "a.png")).getpixel((3, 3)) == (200, 100, 0)
+
+
+def test_a_link_that_leads_nowhere_has_a_plain_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").symlink_to(tmp_path / "gone.jpg")
+    assert why_unreadable(str(tmp_path / "a.jpg")) == "No such file or directory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,21 @@ def test_a_checkpoint_is_searched_for_the_weights(tmp_path: Path, place: str) ->
     assert same_state(read_weights(tmp_path / "a.pt"), STATE)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "0."])
 def test_wrappers_names_are_taken_away(tmp_path: Path, prefix: str) -> None:
+    """Those of DistributedDataParallel, torch.compile, Lightning and any other module around the network."""
     torch.save({f"{prefix}{name}": value for name, value in STATE.items()}, tmp_path / "a.pt")
-    assert same_state(read_weights(tmp_path / "a.pt"), STATE)
+    model = network(seed=1)
+    load_weights_(model, read_weights(tmp_path / "a.pt"), 4, "a.pt")
+    assert same_state(model.state_dict(), STATE)
+
+
+def test_a_network_whose_own_names_begin_like_a_wrapper_s_keeps_them(tmp_path: Path) -> None:
+    """As one that holds its layers under self.module does."""
+    own, other = (nn.Sequential(OrderedDict(module=network(seed=seed))) for seed in (0, 1))
+    torch.save(own.state_dict(), tmp_path / "a.pt")
+    load_weights_(other, read_weights(tmp_path / "a.pt"), 4, "a.pt")
+    assert same_state(other.state_dict(), own.state_dict())
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -113,7 +125,23 @@ def test_a_classifier_of_another_size_stays_fresh_with_a_note(classes: int, capl
         load_weights_(model, STATE, classes, "a.pt")
     assert same_state(model[3].state_dict(), fresh)
     assert torch.equal(model[0].weight, STATE["0.weight"])
-    assert caplog.messages == [f"a.pt is of 4 classes; left fresh for {classes}: '3.weight', '3.bias'."]
+    assert caplog.messages == [f"a.pt is of 4 classes, and these are {classes}: '3.weight', '3.bias' begin anew."]
+
+
+def test_a_head_that_is_not_there_begins_anew_where_a_training_starts(caplog: pytest.LogCaptureFixture) -> None:
+    """As in the weights of a backbone; a run's own network has to be whole."""
+    weights = {name: value for name, value in STATE.items() if not name.startswith("3.")}
+    model = network(seed=1)
+    fresh = copy.deepcopy(model[3].state_dict())
+    with pytest.raises(ValueError, match=r"it lacks '3\.weight', '3\.bias'"):
+        load_weights_(model, weights, 4, "a.pt")
+    load_weights_(model, weights, 4, "a.pt", may_lack_head=True)
+    assert same_state(model[3].state_dict(), fresh)
+    assert torch.equal(model[0].weight, STATE["0.weight"])
+    assert caplog.messages == ["a.pt has no head: '3.weight', '3.bias' begin anew."]
+    weights.pop("0.weight")
+    with pytest.raises(ValueError, match=r"it lacks '0\.weight', '3\.weight', '3\.bias'"):
+        load_weights_(model, weights, 4, "a.pt", may_lack_head=True)
 
 
 def test_old_files_without_the_norms_counters_are_taken() -> None:
@@ -130,7 +158,10 @@ def test_old_files_without_the_norms_counters_are_taken() -> None:
             {"0.weight": None, "1.bias": None},
             "a.pt does not fit the model: it lacks '0.weight', '1.bias'; give weights",
         ),
-        ({"5.weight": torch.zeros(3)}, "it also has '5.weight'; give weights saved from the same model"),
+        (
+            {"5.weight": torch.zeros(3)},
+            "it also has '5.weight'; give weights saved from the same model, or their model.name",
+        ),
         ({"0.weight": torch.zeros(6, 3, 3, 3)}, "it has other shapes of '0.weight';"),
         ({"3.weight": torch.zeros(9, 6)}, "it has other shapes of '3.weight';"),
         ({"0.bias": None, "x": torch.zeros(3)}, "it lacks '0.bias' and also has 'x';"),

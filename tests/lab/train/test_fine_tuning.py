@@ -155,6 +155,15 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
         check_machine(recipe, CPU, 4)
 
 
+def test_parts_of_one_image_are_answered_in_a_sentence_where_norms_cannot_learn_from_them(
+    tree: Path, tmp_path: Path
+) -> None:
+    small = {"data.image_size": 4, "model.name": "wrn", "model.depth": 10, "model.width": 1, "goal.kind": "dense"}
+    recipe = recipe_of(tree, {**small, "goal.sparsity": None, "data.batch_size": 2, "train.accumulate": 2})
+    with pytest.raises(ValueError, match=r"a single image at a time, .* or a smaller train\.accumulate\."):
+        train(recipe, tmp_path / "run", quiet=True)
+
+
 # -- layers that do not learn ----------------------------------------------------------------------------------------
 
 
@@ -184,6 +193,8 @@ def test_a_pattern_that_freezes_nothing_or_everything_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"train.freeze='0.wieght' matches no parameter. Did you mean '0.weight'?"):
         freeze_(model, ["0.wieght"])
+    with pytest.raises(ValueError, match=r"train.freeze='0' matches no parameter. Write '0.\*' for all within\."):
+        freeze_(model, ["0"])
     with pytest.raises(ValueError, match=r"train.freeze leaves nothing that could learn"):
         freeze_(model, ["*"])
 
@@ -250,6 +261,15 @@ def test_the_head_is_the_last_layer(name: str, head: str) -> None:
 def test_a_network_without_a_head_says_so() -> None:
     with pytest.raises(ValueError, match=r"train.head_rate is for the last layer, and none here has 9 outputs"):
         head_of(nn.Sequential(nn.Linear(6, 5)), 9)
+
+
+def test_a_rate_for_a_head_that_is_frozen_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    freeze_(model, ["1.weight"])
+    optimizer_of(OptimizerRecipe(), model, head=head_of(model, 3), head_rate=0.5)
+    freeze_(model, ["1.bias"])
+    with pytest.raises(ValueError, match=r"train.head_rate has no effect where train.freeze holds the last layer"):
+        optimizer_of(OptimizerRecipe(), model, head=head_of(model, 3), head_rate=0.5)
 
 
 # -- mixing and RandAugment ------------------------------------------------------------------------------------------

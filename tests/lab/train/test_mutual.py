@@ -174,7 +174,7 @@ def test_the_dense_pass_leaves_the_models_batch_norms_alone(images: Path, tmp_pa
     The saved model is a plain one: same names, same shapes.
     """
     for name, mutual in (("mutual", True), ("alone", False)):
-        recipe = recipe_of(images, train__mutual=mutual, optimizer__lr=1e-12, train__epochs=1)
+        recipe = recipe_of(images, train__mutual=mutual, optimizer__lr=1e-12, goal__threshold_lr=0.0, train__epochs=1)
         train(recipe, tmp_path / name, quiet=True)
     ours, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("mutual", "alone"))
     assert ours.keys() == plain.keys()

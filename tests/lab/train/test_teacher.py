@@ -158,10 +158,12 @@ def test_a_start_that_cannot_teach_is_refused(dense: Path, tmp_path: Path) -> No
         train(override(SPARSE, {"teacher.run": "start"}), tmp_path / "fresh", quiet=True)
     weights = load_file(dense / "model.safetensors")
     head = [name for name, value in weights.items() if len(value) == 10]
+    save_file({name: value for name, value in weights.items() if name not in head}, tmp_path / "backbone.safetensors")
     save_file(weights | {name: weights[name][:7].clone() for name in head}, tmp_path / "seven.safetensors")
-    changes = {"teacher.run": "start", "model.pretrained": str(tmp_path / "seven.safetensors")}
-    with pytest.raises(InvalidValue, match="tells other classes apart, and the head is made anew"):
-        train(override(SPARSE, changes), tmp_path / "seven", quiet=True)
+    for name in ("seven", "backbone"):
+        changes = {"teacher.run": "start", "model.pretrained": str(tmp_path / f"{name}.safetensors")}
+        with pytest.raises(InvalidValue, match="does not tell these classes apart, and the head begins anew"):
+            train(override(SPARSE, changes), tmp_path / name, quiet=True)
 
 
 def test_another_run_called_start_is_not_the_same(dense: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ...errors import InvalidValue, MissingFile
+from ...errors import InvalidValue
 from ...files import expanded
 from ...messages import listed
 from ..optional import optional
@@ -22,11 +21,11 @@ from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .decoded import DecodedFolder, kept_or_decoded
 from .readable import read_image, reason, state_of, unreadable
 from .sources import fingerprint
+from .tree import Sample, check_left, held_out_of_classes, samples_of, samples_to_test, tested_folder
 
 #: ImageNet's, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-Sample = tuple[str, int]
 #: What becomes of images that cannot be read: see DataRecipe.
 Corrupt = Literal["stop", "skip", "later"]
 
@@ -112,7 +111,7 @@ class _Reader:
 
 
 class Folder(_Reader):
-    """The images of ``path/train`` and ``path/val``, each with one folder per class.
+    """The images of ``path/train`` and ``path/val``, or ``path/test`` without it, each with one folder per class.
 
     Training takes a random part of the image, scaled to ``image_size``, mirrors half of them, and makes two more
     changes of the magnitude ``randaugment``; the test takes the centre. What is drawn depends on seed, epoch and image
@@ -136,16 +135,16 @@ class Folder(_Reader):
     ) -> None:
         super().__init__(device, image_size, workers, mean, std)
         self._path = path = expanded(path)
-        self.classes, self._train = _samples(path / "train")
-        self._test = _test_samples(path, self.classes, bool(val_share))
+        self.classes, self._train = samples_of(path / "train")
+        self._test = samples_to_test(path, self.classes, bool(val_share))
         left, self.skipped = _readable(path, [*self._train, *self._test], corrupt)
         if self.skipped:
-            kept = set(left)
+            kept, tests = set(left), bool(self._test)
             self._train, self._test = ([s for s in part if s in kept] for part in (self._train, self._test))
-            _check_none_is_empty(path / "train", self.classes, self._train)
+            check_left(path, self.classes, self._train, self._test if tests else None)
         self._val: list[Sample] = []
         if val_share:
-            self._train, self._val = held_out_of_classes(self._train, path, val_share)
+            self._train, self._val = held_out_of_classes(self._train, path, val_share, self.classes)
         self.size, self.val_size, self.test_size = len(self._train), len(self._val), len(self._test)
         self.labels = len(self.classes)  # none is without images
         # By names alone: reading ImageNet would take longer than many a training.
@@ -198,8 +197,8 @@ class EvaluationFolder(_Reader):
     ) -> None:
         super().__init__(device, image_size, workers, mean, std)
         path = expanded(path)
-        inner = next((path / name for name in ("val", "test") if (path / name).is_dir()), path)
-        found, samples = _samples(inner)
+        inner = tested_folder(path) or path
+        found, samples = samples_of(inner, may_be_empty=True)
         odd = [name for name in found if name not in classes]
         if odd:
             raise InvalidValue(
@@ -297,98 +296,8 @@ def _readable(path: Path, samples: list[Sample], corrupt: Corrupt) -> tuple[list
     return [sample for sample in samples if sample[0] not in found], tuple(names.values())
 
 
-def _check_none_is_empty(path: Path, classes: tuple[str, ...], samples: list[Sample]) -> None:
-    empty = sorted(set(range(len(classes))) - {label for _, label in samples})
-    if empty:
-        raise InvalidValue(
-            f"{path} has no image that can be read for {listed(classes[label] for label in empty)}: fill or remove "
-            "these folders in train/ and in val/."
-        )
-
-
-def _test_samples(path: Path, classes: tuple[str, ...], held_out: bool) -> list[Sample]:
-    """Return the test images; there need be none where others are held out to choose by."""
-    if not (path / "val").is_dir():
-        if held_out:
-            return []
-        raise MissingFile(
-            f"There is no folder {path / 'val'} with one folder per class in it: write data.val_share=0.1 to hold out "
-            "a tenth of the training images, or data.path as the folder that holds train/ and val/."
-        )
-    own, samples = _samples(path / "val")
-    _check_same_classes(path, classes, own)
-    return samples
-
-
-def held_out_of_classes(samples: list[Sample], root: Path, share: float) -> tuple[list[Sample], list[Sample]]:
-    """Divide images into those to train on and a share of every class to choose by.
-
-    Names alone decide, whatever the seed of a run, so that runs are compared on the same images, and one that is added
-    moves few others.
-
-    >>> left, held = held_out_of_classes([(f"/t/a/{n}.png", 0) for n in range(10)], Path("/t"), 0.2)
-    >>> len(left), len(held), [Path(name).stem for name, _ in held]
-    (8, 2, ['2', '7'])
-    """
-    of_class: dict[int, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda sample: _drawn(Path(sample[0]).relative_to(root).as_posix())):
-        of_class.setdefault(sample[1], []).append(sample)
-    held = {sample for found in of_class.values() for sample in found[: round(share * len(found))]}
-    left = [sample for sample in samples if sample not in held]
-    if not held or len({label for _, label in left}) < len(of_class):
-        raise InvalidValue(
-            f"data.val_share={share!r} of {len(samples)} training images holds out {len(held)}: write a share that "
-            "leaves images of every class to train on and some to choose by, such as 0.1."
-        )
-    return left, [sample for sample in samples if sample in held]
-
-
-def _drawn(name: str) -> bytes:
-    """Return what puts names in an order that has nothing to do with what they say."""
-    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
-
-
 def _read_or_refuse(path: str) -> Any:
     image = _read(path)
     if isinstance(image, _Unreadable):
         raise InvalidValue(image.sentence)
     return image
-
-
-def _samples(path: Path) -> tuple[tuple[str, ...], list[Sample]]:
-    """Return the names of the classes and every image's path and class."""
-    classes = sorted(entry.name for entry in path.iterdir() if _is_class(entry)) if path.is_dir() else []
-    if not classes:
-        raise MissingFile(
-            f"There is no folder {path} with one folder per class in it: write data.path as the folder that holds "
-            "train/ and val/."
-        )
-    torchvision = optional("torchvision.datasets.folder")
-    numbers = {name: number for number, name in enumerate(classes)}
-    root, kinds = str(path), torchvision.IMG_EXTENSIONS
-    found = torchvision.make_dataset(root, numbers, extensions=kinds, allow_empty=True)
-    samples = [sample for sample in found if not _is_hidden(sample[0], root)]
-    filled = {label for _, label in samples}
-    empty = [name for number, name in enumerate(classes) if number not in filled]
-    if empty:
-        raise InvalidValue(
-            f"{path} has no image for {listed(empty)}: fill or remove these folders in train/ and in val/."
-        )
-    return tuple(classes), samples
-
-
-def _is_class(entry: Path) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
-
-
-def _is_hidden(path: str, root: str) -> bool:
-    """Whether a file below ``root`` is one that notebooks or file managers left there, as in .ipynb_checkpoints."""
-    return f"{os.sep}." in path[len(root) :]
-
-
-def _check_same_classes(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> None:
-    odd = sorted(set(train) ^ set(test))
-    if odd:
-        raise InvalidValue(
-            f"train and val of {path} must have the same classes, and only one of them has {listed(odd)}."
-        )

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ... import files
 from ...errors import UserError
 from ..optional import optional
@@ -20,12 +22,14 @@ from ..optional import optional
 _BLOCK = 32
 #: Fewer are looked at again each time: that takes a second or two.
 _WORTH_NOTING = 1000
+#: Counts the changes of what can be read, so that what was noted by other rules is not believed.
+_RULES = 2
 
 
 def read_image(path: str) -> Any:
     """Return an image in colours, the way up that its camera says; raise whatever Pillow does where it cannot."""
     with optional("PIL.Image").open(path) as image:
-        return _upright(image).convert("RGB")
+        return _in_colours(_upright(image), image.format)
 
 
 def _upright(image: Any) -> Any:
@@ -35,13 +39,25 @@ def _upright(image: Any) -> Any:
         return image
 
 
+def _in_colours(image: Any, form: str | None) -> Any:
+    """Return an image of three bytes per pixel; ``form`` is that of its file."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and form == "PNG"):  # older Pillows call 16 bits of a PNG I
+        # Pillow would cut off what is above 255, which is nearly everything, and leave a white image.
+        return optional("PIL.Image").fromarray((np.asarray(image) // 256).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers of 32 bits: save it with 8 or 16")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # else Pillow warns
+    return image.convert("RGB")
+
+
 def why_unreadable(path: str) -> str:
     """Say why an image cannot be read; nothing if it can."""
     try:
         with optional("PIL.Image").open(path) as image:
             # Every byte is read, but a JPEG is decoded at an eighth of its size, several times as fast.
             image.draft("RGB", (1, 1))
-            image.convert("RGB")
+            _in_colours(image, image.format)
     except MemoryError:
         raise
     except Exception as error:  # damaged files make Pillow raise nearly anything
@@ -51,7 +67,8 @@ def why_unreadable(path: str) -> str:
 
 def reason(error: Exception, path: str) -> str:
     """Return what an error says, without the path, which the sentence around it names."""
-    said = str(error).replace(f" {path!r}", "").replace(str(path), "it")
+    said = getattr(error, "strerror", None) or str(error)
+    said = said.replace(f" {path!r}", "").replace(str(path), "it")
     return said or type(error).__name__
 
 
@@ -117,7 +134,7 @@ def _note(root: Path, paths: Sequence[str]) -> Path | None:
     if state is None:
         return None
     given = os.environ.get("XDG_STATE_HOME")
-    return files.expanded(given or "~/.local/state") / "pareback" / "images" / f"{state}.json"
+    return files.expanded(given or "~/.local/state") / "pareback" / "images" / f"{state}-{_RULES}.json"
 
 
 def state_of(root: Path, paths: Sequence[str]) -> str | None:

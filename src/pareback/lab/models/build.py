@@ -36,7 +36,8 @@ def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     if "/" in recipe.name or is_builder(recipe.name):
         check_reads(model, recipe.name, classes, shape)
     if recipe.pretrained not in (None, "hub"):
-        load_weights_(model, read_weights(recipe.pretrained), classes, recipe.pretrained)
+        found = read_weights(recipe.pretrained)
+        load_weights_(model, found, classes, recipe.pretrained, may_lack_head=True)
     return model
 
 

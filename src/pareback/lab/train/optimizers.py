@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from ...errors import InvalidValue
 from ..recipe.schema import OptimizerRecipe, ScheduleRecipe
 from .multiplicative import MultiplicativeSGD
 
@@ -30,6 +31,8 @@ def optimizer_of(
     learning = [p for p in model.parameters() if p.requires_grad]
     device = learning[0].device
     own = {id(parameter) for parameter in head} if head_rate is not None else set()
+    if own and own.isdisjoint(map(id, learning)):
+        raise InvalidValue("train.head_rate has no effect where train.freeze holds the last layer. Drop one of them.")
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for p in learning:
         groups.setdefault((id(p) in own, decay_norms or p.ndim >= 2), []).append(p)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...messages import counted
 from ..data.sources import Source, skipped, val_size
 from ..optional import optional
 from ..recipe import Recipe
@@ -150,13 +151,14 @@ def header(recipe: Recipe, source: Source, parameters: int, pruned: Sequence[int
     size = "×".join(map(str, source.shape))
     goal = {name: getattr(recipe.goal, name) for name in LIMITS}
     asked = ", ".join(f"{name} {value}" for name, value in goal.items() if value is not None)
+    length = f"{counted(recipe.train.epochs, 'epoch')} of {counted(steps, 'step')}"
     enforced = f", {recipe.goal.enforce}" if recipe.goal.kind == "budget" else ""
     lines = [
         f"data   {recipe.data.kind}: {images}, {len(source.classes)} classes, {size}",
         f"model  {recipe.model.name}: {parameters:,} parameters",
         f"goal   {recipe.goal.kind}{' (' if asked else ''}{asked}{enforced if asked else ''}{')' if asked else ''}"
         + (f": {len(pruned)} tensors with {sum(pruned):,} weights are pruned" if pruned else ""),
-        f"train  {recipe.train.epochs} epochs of {steps} steps; a line ends with the time that is left",
+        f"train  {length}; a line ends with the time that is left",
     ]
     return "\n".join(textwrap.fill(line, 80, subsequent_indent=" " * 7) for line in lines)
 
