@@ -53,6 +53,68 @@ def test_threshold_lr_replaces_the_default_of_both_families() -> None:
     assert rates_of(model, sgd, adam, multiple=0.3).read().multiple.tolist() == pytest.approx([0.3] * 3)
 
 
+def usual(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int | None, plain: bool = False) -> float:
+    chosen = select(model)
+    groups = Groups(chosen, [optimizer], None, torch.zeros(len(chosen)), plain, steps)
+    return float(groups.read().multiple[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "lr", "steps", "multiple"),
+    [
+        (torch.optim.SGD, 0.1, 15_000, 0.01),  # 0.001 per step: as it is without a number of steps
+        (torch.optim.SGD, 0.1, 450_000, 0.01),  # never slower than that
+        (torch.optim.SGD, 0.01, 3_000, 0.5),  # 15 spreads over 3,000 steps
+        (torch.optim.SGD, 0.01, 400, 1.0),  # 0.01 per step at most
+        (torch.optim.SGD, 0.01, None, 0.01),
+        (torch.optim.AdamW, 0.001, 15_000, 1.0),
+        (torch.optim.AdamW, 0.00001, 1_000, 1_000.0),
+        (torch.optim.Adadelta, 1.0, 400, 1.0),  # its rate counts as 0.01
+        (torch.optim.SGD, 0.0, 400, 0.01),  # nothing to go by
+    ],
+)
+def test_short_and_slow_trainings_move_thresholds_as_far(
+    kind: Any, lr: float, steps: int | None, multiple: float
+) -> None:
+    """By default, by hand: 15 over the steps, at most 0.01, over the learning rate."""
+    model = linears(50, 40)
+    assert usual(kind(model.parameters(), lr=lr), model, steps) == pytest.approx(multiple)
+
+
+def test_a_penalty_keeps_the_papers_rate() -> None:
+    """Its weight says how hard it pulls."""
+    model = linears(50, 40)
+    assert usual(torch.optim.SGD(model.parameters(), lr=0.01), model, 400, plain=True) == pytest.approx(0.01)
+
+
+def test_the_rate_that_a_schedule_goes_down_from_counts() -> None:
+    """Not the present one: a training that is resumed late moves thresholds as fast as one that never stopped."""
+    model = linears(50, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer.param_groups[0]["lr"] = 0.0001  # by hand
+    assert usual(optimizer, model, 400) == pytest.approx(1.0)
+    warm = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.optim.lr_scheduler.LambdaLR(warm, lambda step: 0.001 * (step + 1))
+    assert warm.param_groups[0]["lr"] == pytest.approx(0.00001)
+    assert usual(warm, model, 400) == pytest.approx(1.0)
+    cycle = torch.optim.SGD(model.parameters(), lr=5.0)
+    torch.optim.lr_scheduler.OneCycleLR(cycle, max_lr=0.01, total_steps=400)
+    assert usual(cycle, model, 400) == pytest.approx(1.0)
+    tensor = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01))
+    assert usual(tensor, model, 400) == pytest.approx(1.0)
+
+
+def test_settings_stay_when_tensors_are_divided_anew() -> None:
+    """Another parameter group does not bring back the rate of long trainings."""
+    model = linears(50, 40, 50)
+    optimizer = torch.optim.SGD([model[0].weight], lr=0.01)
+    chosen = [one for one in select(model) if one.parameter is model[0].weight]
+    groups = Groups(chosen, [optimizer], None, torch.zeros(1), False, 400)
+    optimizer.add_param_group({"params": [model[1].weight]})
+    assert groups.changed()
+    assert float(groups.divided(chosen, [optimizer]).read().multiple[0]) == pytest.approx(1.0)
+
+
 def test_schedules_carry_over() -> None:
     """A rate changed between steps is read at the next one, down and up again, as a number or a tensor."""
     model = linears(50, 40, 50, 20)

@@ -103,7 +103,7 @@ class GoalRecipe:
     min_size: int = 1000
     """The fewest elements of a tensor that is pruned by default."""
     threshold_lr: float | None = None
-    """The thresholds' learning rate as a multiple of their tensor's."""
+    """The thresholds' learning rate as a multiple of their tensor's; by default what Pruner chooses."""
 
 
 @dataclass(frozen=True)
