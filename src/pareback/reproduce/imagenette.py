@@ -156,7 +156,7 @@ CHOICES = Experiment(
             _tried(
                 "resnet50",
                 f"90-thresholds-{rate:g}",
-                f"ResNet-50, exact 90 %, thresholds {100 * rate:g} times as fast",
+                f"ResNet-50, exact 90 %, thresholds at {rate:g} of the rate",
                 _budget(90) | {"goal.threshold_lr": rate},
                 0.01,
             )
