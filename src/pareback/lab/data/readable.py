@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import files
-from ...errors import UserError
+from ...errors import InvalidValue, UserError
 from ..optional import optional
 
 #: Images that one thread looks at before it reports.
@@ -45,7 +45,7 @@ def _in_colours(image: Any, form: str | None) -> Any:
         # Pillow would cut off what is above 255, which is nearly everything, and leave a white image.
         return optional("PIL.Image").fromarray((np.asarray(image) // 256).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        raise ValueError("its pixels are numbers of 32 bits: save it with 8 or 16")
+        raise InvalidValue("its pixels are numbers of 32 bits: save it with 8 or 16")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # else Pillow warns
     return image.convert("RGB")
