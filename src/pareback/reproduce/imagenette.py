@@ -127,6 +127,10 @@ def _tried(network: str, name: str, label: str, changes: Mapping[str, Any], rate
     return _short(network, name, label, {**_HELD_OUT, **changes}, rate)
 
 
+def _ninety(name: str, label: str, changes: Mapping[str, Any], rate: float = 0.01) -> PaperRow:
+    return _tried("resnet50", f"90-{name}", f"ResNet-50, exact 90 %, {label}", {**_budget(90), **changes}, rate)
+
+
 def _held_out(network: str) -> PaperRow:
     plain = _dense(network)
     return PaperRow(f"imagenette-val-{network}-dense", plain.label, of=plain.of, changes=_HELD_OUT)
@@ -138,31 +142,13 @@ CHOICES = Experiment(
     "On a tenth of the training images, which the dense start has not seen either.",
     (
         _held_out("resnet50"),
+        *(_ninety(f"rate-{rate:g}", f"rate {rate:g}", {}, rate) for rate in (0.003, 0.01, 0.03)),
+        *(_ninety(f"ramp-{ramp}", f"ramp {ramp}", {"goal.ramp": ramp}) for ramp in (0.25, 0.75)),
         *(
-            _tried("resnet50", f"90-rate-{rate:g}", f"ResNet-50, exact 90 %, rate {rate:g}", _budget(90), rate)
-            for rate in (0.003, 0.01, 0.03)
-        ),
-        *(
-            _tried(
-                "resnet50",
-                f"90-ramp-{ramp}",
-                f"ResNet-50, exact 90 %, ramp {ramp}",
-                _budget(90) | {"goal.ramp": ramp},
-                0.01,
-            )
-            for ramp in (0.25, 0.75)
-        ),
-        *(
-            _tried(
-                "resnet50",
-                f"90-thresholds-{rate:g}",
-                f"ResNet-50, exact 90 %, thresholds at {rate:g} of the rate",
-                _budget(90) | {"goal.threshold_lr": rate},
-                0.01,
-            )
+            _ninety(f"thresholds-{rate:g}", f"thresholds at {rate:g} of the rate", {"goal.threshold_lr": rate})
             for rate in (0.1, 1.0)
         ),
-        _tried("resnet50", "90-taught", "ResNet-50, exact 90 %, taught by its start", _budget(90) | _BY_START, 0.01),
+        _ninety("taught", "taught by its start", _BY_START),
         _held_out("alexnet"),
         *(
             _tried("alexnet", f"unconstrained-rate-{rate:g}", f"AlexNet, λ = 10, rate {rate:g}", _UNCONSTRAINED, rate)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interrupted import trained_in_parts
 from safetensors.torch import load_file
 from tiny_images import joined, write_tree
 from torch import nn
@@ -19,7 +19,6 @@ from pareback.lab.models.learning import freeze_, frozen_norms, head_of
 from pareback.lab.recipe.checks import check, check_machine
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import ModelRecipe, OptimizerRecipe, Recipe, TrainRecipe
-from pareback.lab.train.interrupts import Interrupted
 from pareback.lab.train.optimizers import load, optimizer_of, set_rate
 from pareback.lab.train.step import Forward, Tally, TrainStep
 from pareback.lab.trainer import train
@@ -93,18 +92,7 @@ def test_the_budget_is_exact_and_a_run_goes_on_to_the_same_bits(
     whole = train(recipe, tmp_path / "whole", quiet=True)
     pruned = [tensor["name"] for tensor in whole["tensors"] if tensor["pruned"]]
     assert whole["pruned_nonzeros"] == whole["pruned_weights"] // 10
-    call, seen = TrainStep.__call__, iter(range(1, 100))
-
-    def stopping(self: TrainStep, *args: Any) -> None:
-        call(self, *args)
-        if next(seen) == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TrainStep, "__call__", stopping)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts", quiet=True)
-    assert train(recipe, tmp_path / "parts", resume=True, quiet=True)["resumed"] == 1
+    trained_in_parts(recipe, tmp_path / "parts", 5, monkeypatch)
     files = sorted(path.name for path in (tmp_path / "whole").glob("*.safetensors"))
     assert files == sorted(path.name for path in (tmp_path / "parts").glob("*.safetensors"))
     for file in files:

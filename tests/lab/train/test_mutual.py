@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from interrupted import trained_in_parts
 from safetensors.torch import load_file
 from tiny_images import arrays, write_npz
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from pareback.lab.mutual import Mutual
 from pareback.lab.recipe.checks import check, check_machine
 from pareback.lab.recipe.reading import override, to_dict
 from pareback.lab.recipe.schema import Recipe
-from pareback.lab.train.interrupts import Interrupted
 from pareback.lab.train.step import Forward, TrainStep
 from pareback.lab.trainer import train
 from pareback.runs import checkpoints
@@ -211,18 +210,7 @@ def test_the_budget_is_exact_and_a_run_goes_on_to_the_same_bits(
     recipe = recipe_of(images, **changes)
     whole = train(recipe, tmp_path / "whole", quiet=True)
     assert whole["pruned_nonzeros"] == whole["pruned_weights"] // 10
-    call, seen = TrainStep.__call__, iter(range(1, 100))
-
-    def stopping(self: TrainStep, *args: Any) -> None:
-        call(self, *args)
-        if next(seen) == 6:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TrainStep, "__call__", stopping)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts", quiet=True)
-    assert train(recipe, tmp_path / "parts", resume=True, quiet=True)["resumed"] == 1
+    trained_in_parts(recipe, tmp_path / "parts", 6, monkeypatch)
     for path in (tmp_path / "whole").glob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
     ends = [checkpoints.load(tmp_path / name / "checkpoint.pt")["parts"]["mutual"] for name in ("whole", "parts")]

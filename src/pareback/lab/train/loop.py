@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Iterator
@@ -28,20 +27,16 @@ from ..recipe.schema import Recipe
 from . import interrupts, settings
 from .distributed import Team
 from .evaluate import Judge
-from .optimizers import rate
+from .optimizers import rate, warn_of_a_high_end
 from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
 from .state import Parts
 from .step import Sums, Tally
 
-#: The share of the highest rate above which a training should not end.
-_HIGH = 0.5
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25
 
 #: What CUDA itself may take of a GPU's memory for a process, in bytes.
 _CONTEXT = 2**30
-
-log = logging.getLogger(__name__)
 
 
 class Training:
@@ -136,7 +131,7 @@ class Training:
         if self._resumed:
             about["start"] = started(self._folder.path).get("start", about["start"])
         if self._team.leads:
-            self._warn_of_a_high_end()
+            warn_of_a_high_end(self._recipe, self._per_epoch)
             self._folder.begin(self._recipe, about, self._rows)
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
@@ -161,17 +156,6 @@ class Training:
             files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
-
-    def _warn_of_a_high_end(self) -> None:
-        """Say so where the last epochs begin another cycle of the rate, and end with weights that have not settled."""
-        schedule, share = self._recipe.schedule, self._rate(self._steps + 1 - self._total) / self._recipe.optimizer.lr
-        if schedule.kind == "restarts" and share > _HIGH:
-            epochs, every = self._recipe.train.epochs, schedule.every
-            log.warning(
-                "train.epochs=%d ends in epoch %d of a cycle of %d, at %.0f %% of the highest rate, which costs "
-                "accuracy. Write a multiple of schedule.every.",
-                *(epochs, epochs % every, every, 100 * share),
-            )
 
     def _header(self) -> str:
         pruner, model = self._parts.pruner, self._parts.model

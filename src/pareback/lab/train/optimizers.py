@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +12,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from ...errors import InvalidValue
-from ..recipe.schema import OptimizerRecipe, ScheduleRecipe
+from ..recipe.schema import OptimizerRecipe, Recipe, ScheduleRecipe
 from .multiplicative import MultiplicativeSGD
+
+#: The share of the highest rate above which a training should not end.
+_HIGH = 0.5
+
+log = logging.getLogger(__name__)
 
 
 def optimizer_of(
@@ -104,6 +110,18 @@ def _shape(recipe: ScheduleRecipe, step: int, per_epoch: int, total: int) -> flo
         return float(recipe.factor ** (step // (recipe.every * per_epoch)))
     length = total if recipe.kind == "cosine" else recipe.every * per_epoch
     return 0.5 * (1.0 + math.cos(math.pi * (step if recipe.kind == "cosine" else step % length) / length))
+
+
+def warn_of_a_high_end(recipe: Recipe, per_epoch: int) -> None:
+    """Say so where the last epochs begin another cycle of the rate, and end with weights that have not settled."""
+    epochs, every, steps = recipe.train.epochs, recipe.schedule.every, recipe.train.epochs * per_epoch
+    share = rate(recipe.schedule, 1.0, steps - 1, per_epoch, steps)
+    if recipe.schedule.kind == "restarts" and share > _HIGH:
+        log.warning(
+            "train.epochs=%d ends in epoch %d of a cycle of %d, at %.0f %% of the highest rate, which costs accuracy. "
+            "Write a multiple of schedule.every.",
+            *(epochs, epochs % every, every, 100 * share),
+        )
 
 
 def _warm(recipe: ScheduleRecipe, step: int, per_epoch: int) -> float:
