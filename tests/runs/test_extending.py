@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import stopped
 
 from pareback.cli import main
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, ScheduleRecipe, TrainRecipe
-from pareback.lab.train.interrupts import Interrupted
 from pareback.lab.train.step import TrainStep
 from pareback.lab.trainer import train
 from pareback.runs.folder import RunFolder
@@ -33,20 +32,6 @@ def content(out: Path) -> list[Any]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     weights = [(out / name).read_bytes() for name in ("model.safetensors", "model-ema.safetensors")]
     return [*weights, [(row["epoch"], row["lr"], row["loss"], row["nonzeros"]) for row in rows]]
-
-
-def stopped(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, steps: int, **options: Any) -> None:
-    call, seen = TrainStep.__call__, iter(range(1, 1000))
-
-    def acting(self: TrainStep, *args: Any) -> None:
-        call(self, *args)
-        if next(seen) == steps:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TrainStep, "__call__", acting)
-        with pytest.raises(Interrupted):
-            train(recipe, out, quiet=True, **options)
 
 
 @pytest.mark.parametrize(

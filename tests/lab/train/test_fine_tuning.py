@@ -92,7 +92,7 @@ def test_the_budget_is_exact_and_a_run_goes_on_to_the_same_bits(
     whole = train(recipe, tmp_path / "whole", quiet=True)
     pruned = [tensor["name"] for tensor in whole["tensors"] if tensor["pruned"]]
     assert whole["pruned_nonzeros"] == whole["pruned_weights"] // 10
-    trained_in_parts(recipe, tmp_path / "parts", 5, monkeypatch)
+    trained_in_parts(recipe, tmp_path / "parts", monkeypatch, 5)
     files = sorted(path.name for path in (tmp_path / "whole").glob("*.safetensors"))
     assert files == sorted(path.name for path in (tmp_path / "parts").glob("*.safetensors"))
     for file in files:

@@ -210,7 +210,7 @@ def test_the_budget_is_exact_and_a_run_goes_on_to_the_same_bits(
     recipe = recipe_of(images, **changes)
     whole = train(recipe, tmp_path / "whole", quiet=True)
     assert whole["pruned_nonzeros"] == whole["pruned_weights"] // 10
-    trained_in_parts(recipe, tmp_path / "parts", 6, monkeypatch)
+    trained_in_parts(recipe, tmp_path / "parts", monkeypatch, 6)
     for path in (tmp_path / "whole").glob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
     ends = [checkpoints.load(tmp_path / name / "checkpoint.pt")["parts"]["mutual"] for name in ("whole", "parts")]

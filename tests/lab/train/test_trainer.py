@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupted import stopped
 from safetensors.torch import load_file
 from torch import nn
 
@@ -31,6 +32,7 @@ from pareback.lab.recipe.schema import (
     ScheduleRecipe,
     TrainRecipe,
 )
+from pareback.lab.train.loop import Training
 from pareback.lab.train.multiplicative import MultiplicativeSGD
 from pareback.lab.train.step import Sums, Tally, TrainStep
 from pareback.lab.trainer import train
@@ -571,3 +573,13 @@ def test_a_training_that_ends_with_a_restart_says_so(
     train(Recipe(schedule=schedule, train=TrainRecipe(epochs=epochs)), tmp_path / "run", quiet=True)
     assert told in caplog.text
     assert bool(told) == bool(caplog.records)
+
+
+def test_a_gpu_that_was_shared_before_a_stop_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of both parts are summed, so that they are not those of a training alone."""
+    recipe = Recipe(train=TrainRecipe(epochs=3, device="cpu"))
+    assert train(recipe, tmp_path / "alone", quiet=True)["shared_gpu"] is False
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "_shares_gpu", lambda self: True)
+        stopped(recipe, tmp_path / "run", monkeypatch, 30)  # within a later epoch than the first
+    assert train(recipe, tmp_path / "run", resume=True, quiet=True)["shared_gpu"] is True

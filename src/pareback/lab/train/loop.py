@@ -83,6 +83,7 @@ class Training:
         self._clock.load(state["seconds"])
         self._best.load_state_dict(state.get("best"))
         self._resumed = state["resumed"] + 1
+        self._shared = state.get("shared_gpu", False)  # its seconds are in the sum
         self._saved = self._steps
         if len(state["random"]) == self._team.world:
             settings.restore_random_state(state["random"][self._team.rank], self._team.device)
@@ -112,6 +113,7 @@ class Training:
                     "rows": self._rows,
                     "seconds": self._clock.seconds(),
                     "resumed": self._resumed,
+                    "shared_gpu": self._shared,
                     "random": random,
                     "best": self._best.state_dict(),
                     "parts": self._parts.state_dict(),
