@@ -129,9 +129,9 @@ def kept_between_trainings() -> Iterator[None]:
         _kept = outer
 
 
-def kept_or_decoded(key: Hashable | None, decode: Callable[[], DecodedFolder]) -> DecodedFolder:
+def kept_or_decoded(find_key: Callable[[], Hashable | None], decode: Callable[[], DecodedFolder]) -> DecodedFolder:
     """Return the images that were decoded last if they have this key, where trainings share them, else new ones."""
-    if _kept is None or key is None:
+    if _kept is None or (key := find_key()) is None:
         return decode()
     if key not in _kept:
         _kept.clear()  # those of one set are enough for the device's memory

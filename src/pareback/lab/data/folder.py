@@ -173,8 +173,11 @@ class Folder(_Reader):
     def decoded(self) -> DecodedFolder:
         """Return the same images, read now and kept on the device, where they are cropped."""
         parts = (self._train, self._val, self._test)
-        state = state_of(self._path, [image for part in parts for image, _ in part])
-        key = state and (state, *map(len, parts), *self.shape, self._augment, str(self._device))
+
+        def key() -> tuple[Any, ...] | None:
+            state = state_of(self._path, [image for part in parts for image, _ in part])
+            return None if state is None else (state, *map(len, parts), *self.shape, self._augment, str(self._device))
+
         return kept_or_decoded(key, lambda: self._decoded(parts, self.classes, self.fingerprint, self._augment))
 
 
