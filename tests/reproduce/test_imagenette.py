@@ -115,6 +115,30 @@ def test_the_standard_error_of_images() -> None:
     assert imagenette.error_of_images(90.0, 3925) == pytest.approx(100 * (0.09 / 3925) ** 0.5)
 
 
+def test_two_seeds_that_agree_are_not_sure(done: Path, tmp_path: Path) -> None:
+    """Both 0.5 points above their starts: the error was 0.00, and is that of twice 1,000 images with half of them right.
+
+    Of three seeds it is that of their differences, 0.5, 0.5 and 0.8: √(0.06 / 2) / √3 = 0.1.
+    """
+    (tmp_path / "rows").mkdir()
+    kept = {
+        name: json.loads((done / "out" / "rows" / f"imagenette-resnet50-{name}-0.json").read_text())
+        for name in ("dense", "exact-90")
+    }
+
+    def error_after(seed: int, above: float) -> float:
+        for name, accuracy in (("dense", 49.75), ("exact-90", 49.75 + above)):
+            row = {**kept[name], "seed": seed, "accuracy": accuracy, "images": {"test": 1000}}
+            (tmp_path / "rows" / f"imagenette-resnet50-{name}-{seed}.json").write_text(json.dumps(row))
+        imagenette.collect_imagenette(tmp_path)
+        rows = json.loads((tmp_path / "imagenette.json").read_text())["imagenette-resnet50"]
+        return float(next(row["measured"]["to_start_error"] for row in rows if row["name"].endswith("exact-90")))
+
+    error_after(0, 0.5)
+    assert error_after(1, 0.5) == pytest.approx(100 * (0.25 / 2000) ** 0.5, rel=1e-3)
+    assert error_after(2, 0.8) == pytest.approx(0.1)
+
+
 def test_choices_never_see_the_test_images() -> None:
     """Every row that a rate is chosen by, and the dense network it starts from, is of the same held-out split."""
     plan = RowPlan(Path("out"), Path("runs"), recipes=RECIPES)

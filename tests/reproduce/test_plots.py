@@ -321,6 +321,22 @@ def test_a_record_holds_no_path_of_the_machine(folder: Path, tmp_path: Path) -> 
     )
 
 
+def test_numbers_on_a_logarithmic_axis_are_plain_and_apart(tmp_path: Path) -> None:
+    """From 0.5 to 8 million parameters they read 6 × 10⁻¹, 2 × 10⁰, 3 × 10⁰…, one over the other."""
+    with plots.figure(1, 2, (10.0, 4.4), tmp_path / "a.png") as (drawn, axes):
+        panel = axes[0][0]
+        panel.plot([0.5, 8.0], [0.0, 1.0])
+        panel.set_xscale("log")
+        plots.log_ticks(panel.xaxis)
+        drawn.canvas.draw()
+        low, high = panel.get_xlim()
+        shown = [tick for tick in panel.get_xticklabels(which="both") if tick.get_text()]
+        seen = [tick for tick in shown if low <= tick.get_position()[0] <= high]
+        assert [tick.get_text() for tick in seen] == ["0.5", "1", "2", "5"]
+        boxes = [tick.get_window_extent() for tick in seen]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
 def test_plots_take_a_real_run(folder: Path, tmp_path: Path) -> None:
     """And the same run gives the same bytes, so that committed pictures change with their runs alone."""
     run = read_record(folder)

@@ -15,7 +15,7 @@ from ..report import table
 from ..runs.record import Record
 from .paper import Experiment, PaperRow
 from .peers_table import has_run, kept_flops, plot_networks, standard_error, with_error
-from .plots import COLOURS, DENSE, MARKERS, THINNED, plot_histograms
+from .plots import COLOURS, DENSE, MARKERS, THINNED, log_ticks, plot_histograms
 from .runner import RowPlan, chosen, records_of, train_rows, trainings_of
 from .table import grid, made, shown
 
@@ -216,9 +216,9 @@ class Sparsified:
 
     seeds: list[int]
     accuracy: float
-    error: float  #: the mean's standard error over seeds, or that of one run's test images
+    error: float  #: the mean's standard error over seeds; of fewer than three, at least that of the test images
     to_start: float | None  #: points above the dense networks of the same seeds
-    to_start_error: float | None  #: the standard error of these differences over seeds, or that of one run's images
+    to_start_error: float | None  #: the same of these differences
     zeros: float | None
     nonzeros: float
     flops: float | None
@@ -237,13 +237,21 @@ def sparsified(section: Experiment, row: PaperRow, records: Kept) -> Sparsified 
     return Sparsified(
         seeds=[run.seed for run in runs],
         accuracy=mean(accuracies),
-        error=standard_error(accuracies) or error_of_images(accuracies[0], judged),
+        error=_error(accuracies, accuracies, judged),
         to_start=mean(away) if away else None,
-        to_start_error=(standard_error(away) or error_of_images(accuracies[0], judged)) if away else None,
+        to_start_error=_error(away, accuracies, judged) if away else None,
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if runs[0].is_pruned else None,
         nonzeros=mean(run.result["nonzeros"] for run in runs),
         flops=kept_flops(runs),
     )
+
+
+def _error(values: Sequence[float], accuracies: Sequence[float], images: int) -> float:
+    """Return the standard error of the values' mean; two that happen to agree do not know better than their images."""
+    over_seeds = standard_error(values) or 0.0
+    if len(values) > 2:
+        return over_seeds
+    return max(over_seeds, error_of_images(mean(accuracies), images) / sqrt(len(values)))
 
 
 def error_of_images(accuracy: float, images: int) -> float:
@@ -258,11 +266,10 @@ def error_of_images(accuracy: float, images: int) -> float:
 
 _HEADER = ["row", "seeds", "top-1 %", "to its start", "zeros %", "#Params M", "FLOPs %"]
 _LEGEND = (
-    "top-1: on the test images, after the last epoch and `finish()`; ± is the standard error of the mean over seeds, "
-    "or, of one seed, that of its test images. to its start: points above the dense network of the same seed, with the "
-    "same kinds of error. zeros: "
-    "of the pruned tensors' weights. #Params: non-zero parameters of the whole model. FLOPs: of the dense network of "
-    "the same shape that remain."
+    "top-1: on the test images, after the last epoch and `finish()`; ± is the standard error of the mean over seeds; "
+    "of one or two seeds it is at least that of the test images. to its start: points above the dense network of the "
+    "same seed, with the same kinds of error. zeros: of the pruned tensors' weights. #Params: non-zero parameters of "
+    "the whole model. FLOPs: of the dense network of the same shape that remain."
 )
 
 
@@ -344,3 +351,4 @@ def _panel(panel: Any, section: Experiment, records: Kept) -> None:
         if points:
             panel.errorbar(*zip(*sorted(points), strict=True), label=label, capsize=3, linewidth=1.4, **style)
     panel.set_xscale("log")
+    log_ticks(panel.xaxis)

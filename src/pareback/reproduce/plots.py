@@ -89,6 +89,14 @@ def few_ticks(axis: Any, most: int = 5) -> None:
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\u2212")))
 
 
+def log_ticks(axis: Any) -> None:
+    """Mark 1, 2 and 5 of every power of ten on a logarithmic axis, as plain numbers."""
+    ticker = optional("matplotlib.ticker")
+    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
 def count_ticks(top: float) -> list[float]:
     """Return a few round counts up to ``top`` that stand well apart on an axis of square roots.
 
