@@ -116,7 +116,7 @@ def test_the_standard_error_of_images() -> None:
 
 
 def test_two_seeds_that_agree_are_not_sure(done: Path, tmp_path: Path) -> None:
-    """Both 0.5 points above their starts: the error was 0.00, and is that of twice 1,000 images with half of them right.
+    """Both 0.5 points above their starts: the error was 0.00, and is that of twice 1,000 images, half of them right.
 
     Of three seeds it is that of their differences, 0.5, 0.5 and 0.8: √(0.06 / 2) / √3 = 0.1.
     """

@@ -97,7 +97,7 @@ def test_names_are_unique() -> None:
 def test_what_depends_on_the_grid_waits_for_it() -> None:
     """Without records there is nothing to choose by."""
     sizes = {name: len(wanted) for name, wanted in stages({})}
-    assert sizes == {"grid": 22, "seeds": 0, "120 epochs": 0, "ViT": 9, "ablation": 48}
+    assert sizes == {"grid": 22, "seeds": 0, "120 epochs": 0, "ViT": 9, "ablation": 66}
     part = grid_of()
     del part["peers-gmp-98"]
     assert best_of(part, 98) == []
@@ -179,9 +179,15 @@ def test_ablations_are_paired_with_the_present_default() -> None:
         "peers-val-99-ramp-0.75": "peers-val-99-ramp-0.5",
         "peers-val-99-half-0.5": "peers-val-99-ramp-0.5",
         "peers-val-99-half-0.75": "peers-val-99-ramp-0.5",
+        "peers-val-feather": "peers-val-ramp-0.5",
+        "peers-val-feather-0.75": "peers-val-ramp-0.5",
         "peers-val-99-feather": "peers-val-99-ramp-0.5",
+        "peers-val-99-feather-0.75": "peers-val-99-ramp-0.5",
+        "peers-val-thresholds": "peers-val-ramp-0.5",
+        "peers-val-99-thresholds": "peers-val-99-ramp-0.5",
         "peers-val-ham": "peers-val-ramp-0.5",
         "peers-val-mutual": "peers-val-ramp-0.5",
+        "peers-val-99-mutual": "peers-val-99-ramp-0.5",
         "peers-val-ham-dense": "peers-val-dense",
         "peers-val-dense": "",
         "peers-val-vit-ramp-0.75": "peers-val-vit-ramp-0.5",
@@ -229,7 +235,7 @@ def test_later_stages_count_their_seconds_from_their_own_beginning(
     monkeypatch.setattr(peers_runs, "train_rows", noted)
     plan = RowPlan(tmp_path / "out", tmp_path / "runs", "x.npz", RECIPES, device="cpu")
     peers_runs.reproduce_peers(plan)
-    assert sizes == [22, 0, 0, 9, 48]
+    assert sizes == [22, 0, 0, 9, 66]
     assert begun[0] is None
     assert begun[1:] == sorted(began for began in begun[1:] if began > plan.began)
 
