@@ -115,6 +115,25 @@ def test_the_standard_error_of_images() -> None:
     assert imagenette.error_of_images(90.0, 3925) == pytest.approx(100 * (0.09 / 3925) ** 0.5)
 
 
+def test_a_row_is_compared_with_its_own_start_alone(done: Path, tmp_path: Path) -> None:
+    """Rows put together from two machines: the dense network of the other one is a point away, and not its start."""
+    (tmp_path / "rows").mkdir()
+    for name in ("dense", "exact-90"):
+        kept = json.loads((done / "out" / "rows" / f"imagenette-resnet50-{name}-0.json").read_text())
+        (tmp_path / "rows" / f"imagenette-resnet50-{name}-0.json").write_text(json.dumps(kept))
+
+    def to_start() -> float | None:
+        imagenette.collect_imagenette(tmp_path)
+        rows = json.loads((tmp_path / "imagenette.json").read_text())["imagenette-resnet50"]
+        found: float | None = next(r["measured"]["to_start"] for r in rows if r["name"].endswith("exact-90"))
+        return found
+
+    assert to_start() is not None
+    dense = tmp_path / "rows" / "imagenette-resnet50-dense-0.json"
+    dense.write_text(json.dumps({**json.loads(dense.read_text()), "weights": "0123456789abcdef"}))
+    assert to_start() is None
+
+
 def test_two_seeds_that_agree_are_not_sure(done: Path, tmp_path: Path) -> None:
     """Both 0.5 points above their starts: the error was 0.00, and is that of twice 1,000 images, half of them right.
 

@@ -232,8 +232,9 @@ def sparsified(section: Experiment, row: PaperRow, records: Kept) -> Sparsified 
     accuracies, images = [float(run.result["accuracy"]) for run in runs], runs[0].result["images"]
     judged = images.get("val") or images["test"]
     start = row.start or next(one.name for one in section.rows if one.of == row.of and not one.start)
-    dense = {run.seed: float(run.result["accuracy"]) for run in records.get(start, ()) if row.name != start}
-    away = [run.result["accuracy"] - dense[run.seed] for run in runs if run.seed in dense]
+    dense = {run.seed: run for run in records.get(start, ()) if row.name != start}
+    starts = [(run, dense[run.seed]) for run in runs if run.seed in dense]
+    away = [run.result["accuracy"] - one.result["accuracy"] for run, one in starts if _may_be_of(run, one)]
     return Sparsified(
         seeds=[run.seed for run in runs],
         accuracy=mean(accuracies),
@@ -244,6 +245,13 @@ def sparsified(section: Experiment, row: PaperRow, records: Kept) -> Sparsified 
         nonzeros=mean(run.result["nonzeros"] for run in runs),
         flops=kept_flops(runs),
     )
+
+
+def _may_be_of(run: Record, dense: Record) -> bool:
+    """Whether a run started from this network, which may have been trained anew since; older runs do not say."""
+    noted = (run.result.get("origins") or {}).get("pretrained")
+    weights = dense.result.get("weights")
+    return not noted or not weights or noted == weights
 
 
 def _error(values: Sequence[float], accuracies: Sequence[float], images: int) -> float:

@@ -17,8 +17,8 @@ from .folder import RunFolder
 
 def origins(recipe: Recipe, source: Source) -> dict[str, str | None]:
     """Return what tells a run's images, its teacher and the weights that it starts from from others."""
-    start = {"pretrained": _weights_at(_start(recipe))} if _start(recipe) else {}
-    return {"data": source.fingerprint, "teacher": _weights_at(_teacher(recipe)), **start}
+    start = {"pretrained": weights_at(_start(recipe))} if _start(recipe) else {}
+    return {"data": source.fingerprint, "teacher": weights_at(_teacher(recipe)), **start}
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -> str:
@@ -41,9 +41,9 @@ def changed_since(result: Mapping[str, Any], recipe: Recipe) -> str:
     if noted.get("data") and there["data"]["path"] != recipe.data.path:
         now["data"] = _images_of(recipe.data)
     if noted.get("teacher") and there["teacher"]["run"] != recipe.teacher.run:
-        now["teacher"] = _weights_at(_teacher(recipe))
+        now["teacher"] = weights_at(_teacher(recipe))
     if noted.get("pretrained"):  # a file is often written anew under the same name
-        now["pretrained"] = _weights_at(_start(recipe))
+        now["pretrained"] = weights_at(_start(recipe))
     return changed(noted, now, recipe)
 
 
@@ -62,7 +62,7 @@ def _teacher(recipe: Recipe) -> str | None:
     return recipe.teacher.run if recipe.teacher.run != START else None
 
 
-def _weights_at(place: str | None) -> str | None:
+def weights_at(place: str | None) -> str | None:
     """Return the hash of the weights in a file or a run's folder, or None where there are none."""
     if place is None:
         return None

@@ -16,7 +16,7 @@ from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, check_ramp, resume_command, started
-from ...runs.origins import changed, origins
+from ...runs.origins import changed, origins, weights_at
 from .. import environment
 from ..best import Best, landed
 from ..closing import Closing
@@ -155,6 +155,7 @@ class Training:
         if self._team.leads:
             self._folder.hold()
             result["files"] = hashes(self._folder.path)
+            result["weights"] = weights_at(str(self._folder.path))  # as runs that start from it note them
             files.write_json(self._folder.result, result, alone=True)  # last: where it is, everything else is
             checkpoints.previous_of(self._folder.checkpoint).unlink(missing_ok=True)  # nobody goes on from there
         return self._team.share(result)
