@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pareback.lab.recipe.checks import check_effects
+from pareback.lab.recipe.checks import check, check_effects
 from pareback.lab.recipe.reading import entries, override, read
 from pareback.lab.recipe.schema import Recipe
 
@@ -58,6 +58,14 @@ def test_what_nothing_reads_is_refused(changes: dict[str, Any], message: str) ->
     for given in ((), changes):
         with pytest.raises(ValueError, match=re.escape(message)):
             check_effects(recipe, given)
+
+
+def test_how_to_drop_what_a_file_names_is_said() -> None:
+    """`train recipes/finetune.yaml --goal.kind dense` was told to drop a sparsity that only the file names."""
+    recipe = override(Recipe(), {"goal.kind": "dense", "goal.sparsity": 0.9})
+    with pytest.raises(ValueError, match=re.escape("or drop it (goal.sparsity=null).")):
+        check(recipe)
+    check(override(recipe, {"goal.sparsity": None}))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,8 @@ class _Use:
         why = f"without {self.switch}" if now is None else f"with {self.switch}={now}"
         *others, last = self.values or ("FOLDER",)
         wanted = f"{', '.join(others)} or {last}" if others else last
-        return f"{field}={value!r} has no effect {why}. Write {self.switch}={wanted}, or drop it."
+        drop = f" ({field}=null)" if at(Recipe(), field) is None else ""
+        return f"{field}={value!r} has no effect {why}. Write {self.switch}={wanted}, or drop it{drop}."
 
 
 _LIMITS = (
