@@ -14,6 +14,7 @@ from pareback.lab.models.build import build
 from pareback.lab.recipe.checks import check
 from pareback.reproduce import peers_runs
 from pareback.reproduce import peers_table as table
+from pareback.reproduce.paper import ONE_CYCLE
 from pareback.reproduce.peers import (
     METHODS,
     PEERS,
@@ -66,7 +67,8 @@ def test_every_row_can_be_trained(section: Any) -> None:
         assert recipe.train.epochs == recipe.schedule.every == section.epochs
         assert recipe.data.val_share == (0.1 if section is PEERS_ABLATION else 0.0)
         assert (recipe.goal.kind == "dense") == (method_of(row) == "dense")
-        assert (recipe.goal.shrink, recipe.train.ema) == (None, 0.0)
+        assert recipe.goal.shrink in (None, "power" if row.name == "one-cycle-98" else None)
+        assert recipe.train.ema == 0.0
         assert recipe.goal.straight_through is True or section is PEERS_ABLATION  # each method's own
 
 
@@ -97,7 +99,7 @@ def test_names_are_unique() -> None:
 def test_what_depends_on_the_grid_waits_for_it() -> None:
     """Without records there is nothing to choose by."""
     sizes = {name: len(wanted) for name, wanted in stages({})}
-    assert sizes == {"grid": 22, "seeds": 0, "120 epochs": 0, "ViT": 9, "ablation": 66}
+    assert sizes == {"grid": 22, "seeds": 0, "120 epochs": 0, "ViT": 9, "ablation": 72}
     part = grid_of()
     del part["peers-gmp-98"]
     assert best_of(part, 98) == []
@@ -110,14 +112,49 @@ def test_the_best_three_get_seeds_and_the_best_two_more_epochs() -> None:
     assert names[:4] == [("peers-dense", 1), ("peers-gmp-98", 1), ("peers-exact-98", 1), ("peers-rigl-98", 1)]
     assert len(names) == 2 * (1 + 2 * 3)
     assert [row.name for row, _ in found["120 epochs"]] == [
-        "peers-long-dense",
-        "peers-long-exact-98",
+        "one-cycle-dense",
+        "one-cycle-98",
         "peers-long-gmp-98",
     ]
     assert best_of(grid_of(gmp=75.0, rigl=74.0, acdc=73.0, exact=60.0), 98)[:2] == ["gmp", "exact"]
 
 
+def test_long_rows_of_the_one_cycle_experiment_are_not_trained_twice() -> None:
+    """Dense and exact at 120 epochs stand in two tables; what was kept of them serves both."""
+    for row in PEERS_LONG.rows[:2]:
+        twin = next(one for one in ONE_CYCLE.rows if one.name == row.name)
+        assert recipe_of_row(row, PLAN) == recipe_of_row(twin, PLAN)
+    assert [method_of(row) for row in PEERS_LONG.rows[:2]] == ["dense", "exact"]
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_long_table_shows_what_was_to_be_trained() -> None:
+    """The best two at 98 %, and what was trained besides; others are no gap."""
+    grid = grid_of(gmp=75.0, exact=73.0)
+    assert [cells[0] for cells in table._cells(PEERS_LONG, grid)] == [
+        "dense WRN-16-8",
+        "exact budget, 98 %",
+        "GMP-global, 98 %",
+    ]
+    more = grid | {"peers-long-rigl-98": [record("peers-long-rigl-98", 71.0)]}
+    assert [cells[2] for cells in table._cells(PEERS_LONG, more)] == ["not run yet"] * 3 + ["71.00"]
+
+
+def test_points_to_dense_are_of_the_seeds_that_both_have() -> None:
+    """With seeds 0 to 2 against a dense row of 0 and 1, the third says nothing about the difference."""
+    records = {
+        "peers-dense": [record("peers-dense", a, s) for s, a in enumerate((80.0, 81.0))],
+        "peers-gmp-98": [record("peers-gmp-98", a, s) for s, a in enumerate((74.0, 75.0, 60.0))],
+    }
+    row = next(row for row in PEERS.rows if row.name == "peers-gmp-98")
+    found = table.measured(PEERS, row, records)
+    assert found is not None
+    assert found.to_dense == -6.0
+    alone = table.measured(PEERS, row, {**records, "peers-gmp-98": [record("peers-gmp-98", 70.0, 5)]})
+    assert alone is not None
+    assert alone.to_dense == -10.5  # from the dense row's mean
 
 
 def test_means_have_standard_errors_and_differences_are_paired() -> None:
@@ -130,13 +167,13 @@ def test_means_have_standard_errors_and_differences_are_paired() -> None:
     row = next(row for row in PEERS.rows if row.name == "peers-gmp-98")
     found = table.measured(PEERS, row, records)
     assert found is not None
-    assert (found.accuracy, found.to_dense, found.ahead) == (75.0, -5.0, 2.0)
+    assert (found.accuracy, found.to_dense, found.ahead) == (75.0, -6.0, 2.0)  # dense has seed 0 alone
     assert found.error == pytest.approx(3**-0.5)
     assert found.ahead_error == pytest.approx(1.0)  # √3 over √3
     assert not found.level
     assert (found.zeros, found.flops, found.step, found.memory) == (98.0, 20.0, 1.25, 2.0)
     line = next(line for line in table._cells(PEERS, records) if line[0] == "GMP-global, 98 %")
-    assert line == ["GMP-global, 98 %", "3", "75.00 ± 0.58", "-5.00", "+2.00 ± 1.00", "98.000", "20.00", "1.25", "2"]
+    assert line == ["GMP-global, 98 %", "3", "75.00 ± 0.58", "-6.00", "+2.00 ± 1.00", "98.000", "20.00", "1.25", "2"]
 
 
 def test_steps_beside_others_on_the_gpu_are_not_timed() -> None:
@@ -194,6 +231,8 @@ def test_ablations_are_paired_with_the_present_default() -> None:
         "peers-val-vit-ramp-0.5": "",
         "peers-val-vit-half": "peers-val-vit-ramp-0.5",
         "peers-val-vit-mutual": "peers-val-vit-ramp-0.5",
+        "peers-val-vit-98-ramp-0.5": "",
+        "peers-val-vit-98-ramp-0.75": "peers-val-vit-98-ramp-0.5",
     }
     assert {name: table._reference_of(PEERS_ABLATION, row) for name, row in rows.items()} == wanted
 
@@ -235,7 +274,7 @@ def test_later_stages_count_their_seconds_from_their_own_beginning(
     monkeypatch.setattr(peers_runs, "train_rows", noted)
     plan = RowPlan(tmp_path / "out", tmp_path / "runs", "x.npz", RECIPES, device="cpu")
     peers_runs.reproduce_peers(plan)
-    assert sizes == [22, 0, 0, 9, 66]
+    assert sizes == [22, 0, 0, 9, 72]
     assert begun[0] is None
     assert begun[1:] == sorted(began for began in begun[1:] if began > plan.began)
 

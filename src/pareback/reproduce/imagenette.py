@@ -127,8 +127,9 @@ def _tried(network: str, name: str, label: str, changes: Mapping[str, Any], rate
     return _short(network, name, label, {**_HELD_OUT, **changes}, rate)
 
 
-def _ninety(name: str, label: str, changes: Mapping[str, Any], rate: float = 0.01) -> PaperRow:
-    return _tried("resnet50", f"90-{name}", f"ResNet-50, exact 90 %, {label}", {**_budget(90), **changes}, rate)
+def _resnet50(percent: int, name: str, label: str, changes: Mapping[str, Any], rate: float = 0.01) -> PaperRow:
+    label = f"ResNet-50, exact {percent} %, {label}"
+    return _tried("resnet50", f"{percent}-{name}", label, {**_budget(percent), **changes}, rate)
 
 
 def _held_out(network: str) -> PaperRow:
@@ -142,13 +143,16 @@ CHOICES = Experiment(
     "On a tenth of the training images, which the dense start has not seen either.",
     (
         _held_out("resnet50"),
-        *(_ninety(f"rate-{rate:g}", f"rate {rate:g}", {}, rate) for rate in (0.003, 0.01, 0.03)),
-        *(_ninety(f"ramp-{ramp}", f"ramp {ramp}", {"goal.ramp": ramp}) for ramp in (0.25, 0.75)),
+        *(_resnet50(90, f"rate-{rate:g}", f"rate {rate:g}", {}, rate) for rate in (0.003, 0.01, 0.03)),
         *(
-            _ninety(f"thresholds-{rate:g}", f"thresholds at {rate:g} of the rate", {"goal.threshold_lr": rate})
+            _resnet50(percent, f"ramp-{ramp}", f"ramp {ramp}", {"goal.ramp": ramp})
+            for percent, ramp in ((90, 0.25), (90, 0.75), (98, 0.5), (98, 0.75))
+        ),
+        *(
+            _resnet50(90, f"thresholds-{rate:g}", f"thresholds at {rate:g} of the rate", {"goal.threshold_lr": rate})
             for rate in (0.1, 1.0)
         ),
-        _ninety("taught", "taught by its start", _BY_START),
+        _resnet50(90, "taught", "taught by its start", _BY_START),
         _held_out("alexnet"),
         *(
             _tried("alexnet", f"unconstrained-rate-{rate:g}", f"AlexNet, λ = 10, rate {rate:g}", _UNCONSTRAINED, rate)

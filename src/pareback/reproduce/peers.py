@@ -8,7 +8,7 @@ from typing import Any
 
 from ..lab.recipe.goals import NAMES
 from ..runs.record import Record
-from .paper import Experiment, PaperRow
+from .paper import ONE_CYCLE, Experiment, PaperRow
 
 #: The recipe that all rows are changes of: WRN-16-8 on CIFAR-100, one cosine cycle of 40 epochs.
 BASE = "curve"
@@ -66,11 +66,22 @@ PEERS = Experiment(
     plots=False,
     epochs=40,
 )
+
+
+def _long(method: str) -> PaperRow:
+    """A row of 120 epochs; the exact budget's is trained already, for ``reproduce one-cycle``."""
+    row = _pruned("long-", method, 98, _LONG)
+    if method != "exact":
+        return row
+    twin = next(one for one in ONE_CYCLE.rows if one.name == "one-cycle-98")
+    return PaperRow(twin.name, row.label, of=twin.of, changes={**_goal("exact", 98), **twin.changes})
+
+
 PEERS_LONG = Experiment(
     "peers-long",
     "120 epochs in one cycle",
     f"The best {LONG} of the table above at 98 %, and the dense network, three times as long.",
-    (_dense("long-", "dense WRN-16-8", _LONG), *(_pruned("long-", m, 98, _LONG) for m in METHODS)),
+    (ONE_CYCLE.rows[0], *map(_long, METHODS)),
     plots=False,
     epochs=120,
 )
@@ -96,14 +107,18 @@ def _tried(name: str, label: str, percent: int, *changes: Mapping[str, Any]) -> 
     return _row(f"val-{name}", f"exact, {percent} %, {label}", _goal("exact", percent), *changes, _VAL)
 
 
+def _tried_vit(name: str, label: str, percent: int, changes: Mapping[str, Any]) -> PaperRow:
+    label = f"ViT, exact, {percent} %, {label}"
+    return _row(f"val-vit-{name}", label, _VIT_PRUNED, _goal("exact", percent), changes, _VAL)
+
+
 PEERS_ABLATION = Experiment(
     "peers-ablation",
     "What could become the default, on a tenth of the training images that was held out",
-    "The exact budget at 98 and 99 % (ViT-Tiny: 95 %) with the target growing over half or three quarters of the "
-    "training, with half the gradient for pruned weights, as Feather has it above 95 %, and with HAM's multiplicative "
-    "step after each of SGD's (α = 20), which the dense network is given as well. Feather-Global has the longer ramp, "
-    "too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also "
-    "goes through the network with its dense weights and batch norms of their own; the two passes learn from each "
+    "The exact budget at 98 and 99 % (ViT-Tiny: 95 and 98 %) with the target growing over half or three quarters of "
+    "the training, with half the gradient for pruned weights, as Feather has it above 95 %, and with HAM's "
+    "multiplicative step after each of SGD's (α = 20), which the dense network is given as well. Feather-Global has "
+    "the longer ramp, too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also goes through the network with its dense weights and batch norms of their own; the two passes learn from each "
     "other's answers, and pruned weights take the dense pass's gradient. `exact ahead` is here by how much the present "
     "default is ahead: ramp 0.5, the whole gradient, one pass, and plain SGD for the dense network.",
     (
@@ -125,10 +140,12 @@ PEERS_ABLATION = Experiment(
         _tried("99-mutual", "ramp 0.5, mutual", 99, _MUTUAL),
         _dense("val-ham-", "dense, HAM", _VAL, _HAM),
         _dense("val-", "dense WRN-16-8", _VAL),
-        _row("val-vit-ramp-0.5", "ViT, exact, ramp 0.5", _VIT_PRUNED, _goal("exact", 95), {"goal.ramp": 0.5}, _VAL),
-        _row("val-vit-ramp-0.75", "ViT, exact, ramp 0.75", _VIT_PRUNED, _goal("exact", 95), _LATE, _VAL),
-        _row("val-vit-half", "ViT, exact, half the gradient", _VIT_PRUNED, _goal("exact", 95), _HALF, _VAL),
-        _row("val-vit-mutual", "ViT, exact, ramp 0.5, mutual", _VIT_PRUNED, _goal("exact", 95), _MUTUAL, _VAL),
+        _tried_vit("ramp-0.5", "ramp 0.5", 95, {"goal.ramp": 0.5}),
+        _tried_vit("ramp-0.75", "ramp 0.75", 95, _LATE),
+        _tried_vit("half", "half the gradient", 95, _HALF),
+        _tried_vit("mutual", "ramp 0.5, mutual", 95, _MUTUAL),
+        _tried_vit("98-ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
+        _tried_vit("98-ramp-0.75", "ramp 0.75", 98, _LATE),
     ),
     plots=False,
     epochs=40,
@@ -155,13 +172,11 @@ def stages(records: Kept) -> list[tuple[str, list[Wanted]]]:
 
     ``records`` are those of the first table's rows.
     """
-    best = {percent: best_of(records, percent) for percent in SEEDED}
-    seeded = [_of(percent, method) for percent in SEEDED for method in best[percent][:BEST]]
-    long = [row for row in PEERS_LONG.rows if method_of(row) in best[98][:LONG]]
+    seeded = [_of(percent, method) for percent in SEEDED for method in best_of(records, percent)[:BEST]]
     return [
         ("grid", [(row, 0) for row in PEERS.rows]),
         ("seeds", [(row, seed) for seed in SEEDS[1:] for row in (PEERS.rows[0], *seeded) if seeded]),
-        ("120 epochs", [(row, 0) for row in (PEERS_LONG.rows[0], *long) if long]),
+        ("120 epochs", [(row, 0) for row in long_rows(records) if best_of(records, 98)]),
         ("ViT", [(row, 0) for row in PEERS_VIT.rows]),
         ("ablation", [(row, seed) for seed in SEEDS for row in PEERS_ABLATION.rows]),
     ]
@@ -181,6 +196,16 @@ def best_of(records: Kept, percent: int) -> list[str]:
         order.remove("exact")
         order.insert(LONG - 1, "exact")
     return order
+
+
+def long_rows(records: Kept) -> list[PaperRow]:
+    """Return the rows of 120 epochs: dense, the methods that were best at 98 %, and what was trained all the same.
+
+    >>> [row.name for row in long_rows({})]
+    ['one-cycle-dense']
+    """
+    best = ["dense", *best_of(records, 98)[:LONG]]
+    return [row for row in PEERS_LONG.rows if method_of(row) in best or records.get(row.name)]
 
 
 def _of(percent: int, method: str) -> PaperRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -12,18 +12,29 @@ from typing import Any
 from ..report import table
 from ..runs.record import Record
 from .paper import Experiment, PaperRow
-from .peers import LABELS, METHODS, PEERS, PEERS_ABLATION, PEERS_VIT, SECTIONS, Kept, method_of
+from .peers import (
+    LABELS,
+    METHODS,
+    PEERS,
+    PEERS_ABLATION,
+    PEERS_LONG,
+    PEERS_VIT,
+    SECTIONS,
+    Kept,
+    long_rows,
+    method_of,
+)
 from .plots import COLOURS, DENSE, MARKERS, THINNED, figure, legend_below
 from .table import caution, grid, made, shown
 
 _HEADER = ["row", "seeds", "top-1 %", "to dense", "exact ahead", "zeros %", "FLOPs %", "step ×", "memory MiB"]
 _LEGEND = (
     "top-1: mean over seeds ± its standard error, on the test images, after the last epoch and `finish()`. to dense: "
-    "points above the dense row, over the same seeds. exact ahead: points by which the exact budget is better at the "
-    "same sparsity, over the seeds that both have, ± the standard error of these paired differences; level where it is "
-    "within one. zeros: of the pruned tensors' weights. FLOPs: of the dense network's that remain. step: time of an "
-    "optimizer step over the dense row's, of runs that had the GPU alone. memory: the most GPU memory in use beyond "
-    "the dense row's."
+    "points above the dense row, over the seeds that both have. exact ahead: points by which the exact budget is "
+    "better at the same sparsity, over the seeds that both have, ± the standard error of these paired differences; "
+    "level where it is within one. zeros: of the pruned tensors' weights. FLOPs: of the dense network's that remain. "
+    "step: time of an optimizer step over the dense row's, of runs that had the GPU alone. memory: the most GPU memory "
+    "in use beyond the dense row's."
 )
 
 
@@ -62,7 +73,7 @@ def measured(section: Experiment, row: PaperRow, records: Kept) -> Measured | No
         seeds=list(found),
         accuracy=mean(values),
         error=standard_error(values),
-        to_dense=None if not dense or twin is row else mean(values) - _mean_of(dense, found),
+        to_dense=None if not dense or twin is row else _above(found, _by_seed(dense)),
         ahead=mean(paired) if paired else None,
         ahead_error=standard_error(paired),
         zeros=100.0 * mean(run.result["sparsity"] for run in runs) if pruned else None,
@@ -77,10 +88,10 @@ def _by_seed(runs: Sequence[Record]) -> dict[int, float]:
     return {run.seed: float(run.result["accuracy"]) for run in runs}
 
 
-def _mean_of(dense: Sequence[Record], seeds: Iterable[int]) -> float:
-    """Return the dense row's mean over the same seeds, as far as it has them, else over its own."""
-    there = _by_seed(dense)
-    return mean([there[seed] for seed in seeds if seed in there] or list(there.values()))
+def _above(found: Mapping[int, float], dense: Mapping[int, float]) -> float:
+    """Return by how much a row is above the dense one over the seeds that both have, or of their means if none is."""
+    both = [found[seed] - dense[seed] for seed in found if seed in dense]
+    return mean(both) if both else mean(found.values()) - mean(dense.values())
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -102,8 +113,9 @@ def _dense_of(section: Experiment, row: PaperRow) -> PaperRow | None:
 
 def _reference_of(section: Experiment, row: PaperRow) -> str:
     """Return the name of the row that a row is paired with: the exact budget of the same sparsity, as it is now."""
-    asked = row.changes.get("goal.sparsity")
-    twins = [one for one in section.rows if one.changes.get("goal.sparsity") == asked and _is_default(one)]
+    alike = ("model.name", "goal.sparsity")
+    asked = [row.changes.get(key) for key in alike]
+    twins = [one for one in section.rows if [one.changes.get(key) for key in alike] == asked and _is_default(one)]
     return twins[0].name if twins and twins[0] is not row else ""
 
 
@@ -182,7 +194,7 @@ def as_json(records: Kept) -> dict[str, Any]:
 
 def _cells(section: Experiment, records: Kept) -> list[list[str]]:
     body = []
-    for row in section.rows:
+    for row in long_rows(records) if section is PEERS_LONG else section.rows:
         found = measured(section, row, records)
         if found is None:
             body.append([row.label, "–", "not run yet", *["–"] * 6])
