@@ -118,9 +118,10 @@ PEERS_ABLATION = Experiment(
     "The exact budget at 98 and 99 % (ViT-Tiny: 95 and 98 %) with the target growing over half or three quarters of "
     "the training, with half the gradient for pruned weights, as Feather has it above 95 %, and with HAM's "
     "multiplicative step after each of SGD's (α = 20), which the dense network is given as well. Feather-Global has "
-    "the longer ramp, too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also goes through the network with its dense weights and batch norms of their own; the two passes learn from each "
-    "other's answers, and pruned weights take the dense pass's gradient. `exact ahead` is here by how much the present "
-    "default is ahead: ramp 0.5, the whole gradient, one pass, and plain SGD for the dense network.",
+    "the longer ramp, too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also goes "
+    "through the network with its dense weights and batch norms of their own; the two passes learn from each other's "
+    "answers, and pruned weights take the dense pass's gradient. `exact ahead` is here by how much the present default "
+    "is ahead: ramp 0.5, the whole gradient, one pass, and plain SGD for the dense network.",
     (
         _tried("ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
         _tried("ramp-0.75", "ramp 0.75", 98, _LATE),
