@@ -208,9 +208,9 @@ def test_lbfgs_lands_on_the_budget_with_the_parametrized_mount(search: str | Non
         counts = pruner.counts()
         first = len(evaluated)
         optimizer.step(closure)
-        assert len(evaluated) > first + 1
         assert evaluated[first] == counts  # the closure sees the pruned weights
         assert int(pruner.metrics()["step"]) == step + 1
+    assert len(evaluated) > 2 * 10  # one that has converged looks only once; when depends on the processor
     assert pruner.finish().pruned_nonzeros == 3 * (36 * 40 + 40 * 30) // 10
 
 

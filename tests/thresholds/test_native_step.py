@@ -72,7 +72,10 @@ def run(
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("goal", GOALS)
 def test_c_and_python_take_the_same_steps(goal: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every number of the state, after every step, to the rounding of float32; every weight in the end."""
+    """Every number of the state, after every step, to the rounding of float32; every weight in the end.
+
+    The band around a threshold may gain or lose one weight: its edges are rounded, and how depends on the processor.
+    """
     ours, model, pruner = run(goal, optimizer, torch.float32)
     assert pruner._step._native is not None
     monkeypatch.setattr(Step, "_native_for", lambda self, sweep: None)
@@ -80,8 +83,9 @@ def test_c_and_python_take_the_same_steps(goal: str, optimizer: str, monkeypatch
     assert again._step._native is None
     for step, (one, two) in enumerate(zip(ours, theirs, strict=True)):
         for name, value in two.items():
+            near = 1.0 if name == "band" else 1e-9
             torch.testing.assert_close(
-                one[name], value, rtol=2e-6, atol=1e-9, msg=lambda m, s=step, n=name: f"step {s}, {n}: {m}"
+                one[name], value, rtol=2e-6, atol=near, msg=lambda m, s=step, n=name: f"step {s}, {n}: {m}"
             )
     for name, value in other.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-7)

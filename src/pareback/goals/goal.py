@@ -254,5 +254,13 @@ class MaskGoal(Goal):
         """Whether :meth:`masks` is to be asked before that step, the first being 0."""
         return True
 
+    def missed_masks(self, view: MaskView) -> Sequence[Tensor] | None:
+        """Return what masks are to be by now, where a state of a training of another length goes on; None: as is."""
+        return None
+
+    def share(self, step: int, total_steps: int | None) -> float:
+        """Return how much of the goal is asked for before that step: 1 where the masks are to meet it."""
+        return 1.0
+
     def rule(self, resolved: Resolved, like: Tensor, total_steps: int | None) -> Rule:
         return MaskRule(self, resolved.names, total_steps)

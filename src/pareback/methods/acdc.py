@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import InvalidValue
 from ..thresholds.masks import MaskView
-from .target import MaskTarget, at, check_share, largest, of_sparsity_alone
+from .target import MaskTarget, at, check_share, of_sparsity_alone
 
 
 @of_sparsity_alone
@@ -55,9 +55,13 @@ class ACDC(MaskTarget):
         return list(found.items())
 
     def is_due(self, step: int, total_steps: int | None) -> bool:
-        return step > 0 and any(step == first for first, _ in self.phases(total_steps))
+        phases = dict(self.phases(total_steps))
+        return phases.get(step, False) if step == 0 else step in phases
+
+    def share(self, step: int, total_steps: int | None) -> float:
+        return float([sparse for first, sparse in self.phases(total_steps) if first <= step][-1])
 
     def masks(self, view: MaskView) -> Sequence[Tensor]:
         if not dict(self.phases(view.total_steps))[view.step]:
             return [torch.ones_like(mask) for mask in view.masks]
-        return largest([w.abs() for w in view.weights], self.kept(sum(w.numel() for w in view.weights)))
+        return self.largest_of(view.weights)

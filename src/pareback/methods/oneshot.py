@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..thresholds.masks import MaskView
-from .target import MaskTarget, at, check_share, largest, of_sparsity_alone
+from .target import MaskTarget, at, check_share, of_sparsity_alone
 
 
 @of_sparsity_alone
@@ -30,13 +30,13 @@ class OneShot(MaskTarget):
         check_share("when", self.when)
 
     def first_masks(self, weights: Sequence[Tensor]) -> Sequence[Tensor] | None:
-        return self._cut(weights) if self.when == 0.0 else None
+        return self.largest_of(weights) if self.when == 0.0 else None
 
     def is_due(self, step: int, total_steps: int | None) -> bool:
         return self.when > 0.0 and step == at(self.when, total_steps)
 
-    def masks(self, view: MaskView) -> Sequence[Tensor]:
-        return self._cut(view.weights)
+    def share(self, step: int, total_steps: int | None) -> float:
+        return float(self.when == 0.0 or step >= at(self.when, total_steps))
 
-    def _cut(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        return largest([w.abs() for w in weights], self.kept(sum(w.numel() for w in weights)))
+    def masks(self, view: MaskView) -> Sequence[Tensor]:
+        return self.largest_of(view.weights)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValue
+from ..costs.limits import ranges_of
+from ..errors import InvalidType, InvalidValue
 from ..goals.checks import number
 from ..goals.goal import Resolved, Weights
 from ..sharding import Shards
 from ..thresholds.masks import MaskView
 from ..thresholds.search import Landing, counter, keep_at_most
-from .target import MaskTarget, at, check_every, check_share, of_sparsity_alone
+from .target import MaskTarget, at, check_every, check_share, interval, of_sparsity_alone
 
 
 @of_sparsity_alone
@@ -23,16 +24,16 @@ from .target import MaskTarget, at, check_every, check_share, of_sparsity_alone
 class RigL(MaskTarget):
     """RigL: the same number of weights in every tensor from the first step, and a few of them change places.
 
-    Densities follow ERK: in proportion to the sum of a tensor's dimensions over their product. Every ``every`` steps,
-    up to the share ``end`` of the training, the fraction ``drop/2 · (1 + cos(πt/t_end))`` of each tensor's weights, its
-    smallest, makes way for as many where the dense gradient is largest; those grow from zero. ``seed`` draws the first
-    masks.
+    Densities follow ERK: in proportion to the sum of a tensor's dimensions over their product. Every ``every`` steps
+    (100, or a fiftieth of a training of fewer than 5,000), up to the share ``end`` of the training, the fraction
+    ``drop/2 · (1 + cos(πt/t_end))`` of each tensor's weights, its smallest, makes way for as many where the dense
+    gradient is largest; those grow from zero. ``seed`` draws the first masks.
 
     >>> [round(density, 4) for density in RigL(sparsity=0.9).densities([(64, 64, 3, 3), (64, 512)])]
     [0.0356, 0.1724]
     """
 
-    every: int = 100
+    every: int | None = None
     drop: float = 0.3
     end: float = 0.75
     seed: int = 0
@@ -45,6 +46,8 @@ class RigL(MaskTarget):
         instead = "Write the fraction of weights that change places, such as 0.3."
         if not 0.0 <= number("drop", self.drop, instead) <= 1.0:
             raise InvalidValue(f"drop={self.drop!r} is outside [0, 1]. {instead}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidType(f"seed={self.seed!r} is not a whole number. Write one, such as 0.")
 
     def densities(self, shapes: Sequence[Sequence[int]]) -> list[float]:
         """Return what ERK keeps of tensors of these shapes; where it would be more than all, a tensor stays dense."""
@@ -68,14 +71,23 @@ class RigL(MaskTarget):
         [3110, 640]
         """
         sizes = [math.prod(shape) for shape in shapes]
+        floors = [one.least for one in ranges_of(sizes)]
         wanted = [d * size for d, size in zip(self.densities(shapes), sizes, strict=True)]
-        found = [min(size, max(1, math.floor(w))) for w, size in zip(wanted, sizes, strict=True)]
+        found = [max(floor, math.floor(w)) for w, floor in zip(wanted, floors, strict=True)]
         missing = self.kept(sum(sizes)) - sum(found)
         for i in sorted(range(len(sizes)), key=lambda i: found[i] - wanted[i]):
             if missing > 0 and found[i] < sizes[i]:
                 found[i], missing = found[i] + 1, missing - 1
-        if missing < 0:  # a weight each is more than ERK gives to many tiny tensors
-            found[found.index(max(found))] += missing
+        # The floors can be more than ERK gives to many tiny tensors; the others give up as much, each its share.
+        while missing < 0:
+            spare = [n - floor for n, floor in zip(found, floors, strict=True)]
+            if not any(spare):  # the goal's own check refuses such a sparsity
+                break
+            for i in sorted(range(len(sizes)), key=lambda i: -spare[i]):
+                given = min(spare[i], -missing, math.ceil(spare[i] * -missing / sum(spare)))
+                found[i], missing, spare[i] = found[i] - given, missing + given, 0
+                if missing == 0:
+                    break
         return found
 
     def first_masks(self, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -87,7 +99,7 @@ class RigL(MaskTarget):
         return masks
 
     def is_due(self, step: int, total_steps: int | None) -> bool:
-        return 0 < step < at(self.end, total_steps) and step % self.every == 0
+        return 0 < step < at(self.end, total_steps) and step % interval(self.every, total_steps) == 0
 
     def masks(self, view: MaskView) -> list[Tensor]:
         fraction = self.drop / 2 * (1 + math.cos(math.pi * view.step / at(self.end, view.total_steps)))

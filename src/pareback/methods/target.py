@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ..costs.amounts import exact
 from ..costs.flops import FlopCount
-from ..costs.limits import Limit, limits_of
+from ..costs.limits import Limit, limits_of, ranges_of
 from ..costs.selection import Selected
 from ..errors import InvalidType, InvalidValue
 from ..goals.checks import check_sparsity, number
@@ -22,6 +23,7 @@ from ..messages import suggests_options
 from ..sharding import Shards, is_sharded
 from ..thresholds.controller import Rule
 from ..thresholds.level import CommonLevel
+from ..thresholds.masks import MaskView
 from ..thresholds.search import Landing, counter, meet_limits
 
 M = TypeVar("M", bound=type)
@@ -53,11 +55,23 @@ def check_share(option: str, value: object, below: float = 1.0) -> None:
 
 
 def check_every(every: object) -> None:
-    """Refuse what is not a number of steps."""
+    """Refuse what is neither a number of steps nor None."""
+    if every is None:
+        return
     if isinstance(every, bool) or not isinstance(every, int):
         raise InvalidType(f"every={every!r} is not a whole number. Write how many steps masks stay, such as 100.")
     if every < 1:
         raise InvalidValue(f"every={every!r} must be at least 1. Write how many steps masks stay, such as 100.")
+
+
+def interval(every: int | None, total_steps: int | None) -> int:
+    """Return how many steps masks stay: as the papers have it, but often enough in a short training.
+
+    >>> interval(None, 15_600), interval(None, 300), interval(7, 300)
+    (100, 6, 7)
+    """
+    assert total_steps is not None  # MaskTarget.rule has asked for it
+    return max(1, min(100, total_steps // 50)) if every is None else every
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,18 @@ class MaskTarget(SparsityTarget, MaskGoal):
 
     ranks_together = True
 
+    def largest_of(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Return the masks that keep the largest weights of all tensors together."""
+        return largest([weight.abs() for weight in weights], self.kept(sum(weight.numel() for weight in weights)))
+
+    def missed_masks(self, view: MaskView) -> Sequence[Tensor] | None:
+        due = next((step for step in range(view.step - 1, -1, -1) if self.is_due(step, view.total_steps)), None)
+        if due is None:
+            return None
+        meant = self.masks(dataclasses.replace(view, step=due))
+        counts = [sum(int(mask.sum()) for mask in masks) for masks in (meant or view.masks, view.masks)]
+        return meant if counts[0] < counts[1] else None  # of as many, the present ones are those that were trained
+
     def rule(self, resolved: Resolved, like: Tensor, total_steps: int | None) -> Rule:
         if total_steps is None:
             raise InvalidValue(
@@ -130,12 +156,19 @@ def at(share: float, total_steps: int | None) -> int:
 def largest(tensors: Sequence[Tensor], keep: int) -> list[Tensor]:
     """Return masks of exactly ``keep`` elements, the largest of all tensors together.
 
+    Each tensor keeps its floor, as under every goal: a layer without a weight would cut the network in two.
+
     >>> largest([torch.tensor([3.0, 1.0]), torch.tensor([[2.0], [0.0]])], 2)
     [tensor([ True, False]), tensor([[ True],
             [False]])]
+    >>> largest([torch.tensor([3.0, 4.0]), torch.tensor([0.1, 0.2])], 2)
+    [tensor([False,  True]), tensor([False,  True])]
     """
     flat = torch.cat([t.flatten().to(tensors[0].device) for t in tensors])
+    sizes = [t.numel() for t in tensors]
+    for part, floor in zip(flat.split(sizes), ranges_of(sizes), strict=True):
+        part.index_fill_(0, part.topk(floor.least, sorted=False).indices, torch.inf)
     chosen = flat.topk(keep, sorted=False).indices
     mask = torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, chosen, True)
-    parts = mask.split([t.numel() for t in tensors])
+    parts = mask.split(sizes)
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]

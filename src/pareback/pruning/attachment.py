@@ -13,6 +13,7 @@ from ..costs.selection import select
 from ..errors import InvalidUse, InvalidValue
 from ..goals.goal import Resolved
 from ..sharding import local
+from ..thresholds.masks import MaskRule
 from .hooks import StepHooks, check_optimizers
 from .options import active
 from .step import Step
@@ -178,8 +179,12 @@ class Attachment:
         tensors = [local(p.detach()) for p in self.parameters]
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        ramps = self._step.controller.ramp_steps > 0 and self._step.mount.holds_pruned
+        rule = self._step.controller.rule
+        masks = rule.masks if isinstance(rule, MaskRule) else None
+        ramps = (self._step.controller.ramp_steps > 0 or masks is not None) and self._step.mount.holds_pruned
         with torch.no_grad():
+            if masks is not None:  # what was loaded outside of them is lost
+                tensors = [t * mask.to(t.device) for t, mask in zip(tensors, masks, strict=True)]
             nonzeros = sum(int(t.count_nonzero()) for t in tensors) if ramps else 1
         self._resumption.check(nonzeros, int(self._step.counts_here()[0].sum()) if ramps else 0)
 

@@ -226,7 +226,7 @@ class Pruner:
         return {
             "loss": self.loss(),
             "r": r,
-            "share": controller.share().to(r),
+            "share": controller.share_asked().to(r),
             "sparsity": ((each * controller.sizes).sum() / controller.sizes.sum()).to(r),
             "step": controller.state.step.clone(),
             "tensor_sparsity": each.to(r),
@@ -273,7 +273,8 @@ class Pruner:
         from ..report import Known
 
         self._settle()
-        predicted = predicted_sparsity(self._step.controller.state.r).tolist()
+        rule = self._step.controller.rule  # masks have no threshold to predict from
+        predicted = [None] * len(self.names) if rule.keeps_masks else predicted_sparsity(self.r()).tolist()
         aside = not self.finished and not self._step.mount.holds_pruned
         counts: list[int | None] = [*self.counts()] if aside else [None] * len(predicted)
         rows = zip(self.parameters, counts, predicted, strict=True)
@@ -316,7 +317,10 @@ class Pruner:
     @property
     def ramp_ended(self) -> bool:
         """Whether the full goal is asked for by now. Waits for the device."""
-        return bool(self._step.controller.share() >= 1.0)
+        controller = self._step.controller
+        if isinstance(controller.rule, MaskRule):
+            controller.rule.catch_up(controller.state.step)
+        return bool(controller.share_asked() >= 1.0)
 
     @contextmanager
     def landed(self) -> Iterator[None]:

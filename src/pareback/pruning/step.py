@@ -113,8 +113,8 @@ class Step:
         rule = self.controller.rule
         if isinstance(rule, MaskRule):
             skipped = self._skipped is not None and bool(self._skipped)
-            counts = part == self.leader and not skipped
-            rule.before_step(members, sweep.latents, grads, counts, self.controller.state.step)
+            done = self.controller.state.step
+            rule.before_step(members, sweep.latents, grads, part == self.leader, done, skipped)
         self.mount.show_latents(part)
         self.held[part] = True
 

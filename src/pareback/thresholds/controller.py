@@ -155,6 +155,10 @@ class Rule(ABC):
         """Return the sparsity loss as it is now, for logging."""
         return torch.zeros_like(controller.state.r[0])
 
+    def share_asked(self) -> float | None:
+        """Return how much of the goal is asked for by now, where that is the rule's own and not the ramp's."""
+        return None
+
     #: Whether the rule keeps masks and leaves thresholds at zero; see masks.py.
     keeps_masks = False
     #: Whether thresholds follow plain gradients beside an optimizer that normalises them, as Adam does. Where a rule
@@ -221,6 +225,11 @@ class Controller:
     def share(self) -> Tensor:
         """Return how much of the goal is asked for at the present step."""
         return ramp_share(self.state.step, self.ramp_steps, torch.float64)
+
+    def share_asked(self) -> Tensor:
+        """Return the same for those who ask: masks follow a schedule of their own."""
+        own = self.rule.share_asked()
+        return self.share() if own is None else torch.full_like(self.sizes[0], own)
 
     def sparsity(self) -> Tensor:
         """Return each tensor's stored sparsity."""

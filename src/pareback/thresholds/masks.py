@@ -39,6 +39,8 @@ class ChoosesMasks(Protocol):
     def first_masks(self, weights: Sequence[Tensor]) -> Sequence[Tensor] | None: ...
     def is_due(self, step: int, total_steps: int | None) -> bool: ...
     def masks(self, view: MaskView) -> Sequence[Tensor] | None: ...
+    def missed_masks(self, view: MaskView) -> Sequence[Tensor] | None: ...
+    def share(self, step: int, total_steps: int | None) -> float: ...
 
 
 class MaskRule(Rule):
@@ -50,6 +52,7 @@ class MaskRule(Rule):
         self.masks: list[Tensor] = []
         self._method, self._names, self._total = method, names, total_steps
         self._step = 0
+        self._resumed = False  # whether a state was loaded, perhaps of a training of another length
         self._captured = False  # whether a graph may take steps that nobody here hears of
 
     def move(self, view: View) -> Tensor:
@@ -59,6 +62,9 @@ class MaskRule(Rule):
         """Whether masks may change before that step."""
         return self._method.is_due(step, self._total)
 
+    def share_asked(self) -> float:
+        return self._method.share(self._step, self._total)
+
     def before_step(
         self,
         members: Sequence[int],
@@ -66,10 +72,12 @@ class MaskRule(Rule):
         grads: Sequence[Tensor | None],
         counts: bool,
         done: Tensor,
+        skipped: bool = False,
     ) -> None:
-        """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round and is not skipped.
+        """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round.
 
-        ``done`` is the device's own count of steps.
+        ``done`` is the device's own count of steps. A step that is ``skipped`` changes nothing: its gradients are no
+        numbers, and the same step is still to come.
         """
         for i, weight in zip(members, weights, strict=True):
             self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
@@ -77,21 +85,50 @@ class MaskRule(Rule):
         capturing = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
         if self._captured and not capturing:
             self.catch_up(done)
-        if self.is_due(self._step):
+        if not skipped and not capturing:
+            self._follow_loaded(members, weights, grads)
+            self._resumed &= not counts
+        if not skipped and self.is_due(self._step):
             if capturing:
                 raise InvalidUse(
                     f"Masks change before step {self._step}, and a CUDA graph would replay the change for ever. Take "
                     "those steps outside the graph where pruner.may_replay(step) is False."
                 )
-            names = [self._names[i] for i in members]
-            chosen = self._method.masks(MaskView(self._step, self._total, names, weights, grads, masks))
-            for mask, fresh in zip(masks, masks if chosen is None else chosen, strict=True):
-                mask.copy_(fresh)
+            self._take(masks, self._method.masks(self._view(members, weights, grads)))
         self._captured |= capturing
-        self._step += counts
+        self._step += counts and not skipped
         for grad, mask in zip(grads, masks, strict=True):
             if grad is not None:
                 grad.masked_fill_(mask.logical_not(), 0.0)
+
+    def _view(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> MaskView:
+        names, masks = [self._names[i] for i in members], [self.masks[i] for i in members]
+        return MaskView(self._step, self._total, names, weights, grads, masks)
+
+    def _take(self, masks: Sequence[Tensor], chosen: Sequence[Tensor] | None) -> None:
+        for mask, fresh in zip(masks, masks if chosen is None else chosen, strict=True):
+            mask.copy_(fresh)
+
+    def _follow_loaded(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """Begin anew with weights that came after the first masks; make up for changes that a resumed training missed.
+
+        A state goes on under a schedule of another length where the training is shortened or prolonged.
+        """
+        masks = [self.masks[i] for i in members]
+        if self._resumed:
+            before = sum(int(mask.sum()) for mask in masks)
+            self._take(masks, self._method.missed_masks(self._view(members, weights, grads)))
+            cut = before - sum(int(mask.sum()) for mask in masks)
+            if cut:
+                warnings.warn(
+                    f"The state was saved in a training of another length: by step {self._step} of {self._total} masks "
+                    f"are to have changed, and {cut:,} weights go at once now.",
+                    stacklevel=4,
+                )
+        elif self._step == 0 and not self.is_due(0):
+            pairs = zip(weights, masks, strict=True)
+            if len(members) == len(self.masks) and any(bool((weight[~mask] != 0).any()) for weight, mask in pairs):
+                self._take(masks, self._method.first_masks(weights))
 
     def catch_up(self, done: Tensor) -> None:
         """Count the steps that a graph has replayed since the last look; waits for the device if there is a graph."""
@@ -127,6 +164,6 @@ class MaskRule(Rule):
 
     def load(self, state: dict[str, Tensor], masks: Sequence[Tensor]) -> None:
         """Go on from a saved state."""
-        self._step = int(state["step"])
+        self._step, self._resumed = int(state["step"]), True
         for mine, saved in zip(self.masks, masks, strict=True):
             mine.copy_(saved)

@@ -1,0 +1,201 @@
+"""Methods that keep masks, where a training is short, resumed, skipped or loaded otherwise than planned."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from method_training import STEPS, begun, network, train
+from torch import nn
+
+import pareback as pb
+from pareback.methods import ACDC, GMP, OneShot, RigL
+
+MASKS = pytest.mark.parametrize("method", [ACDC, GMP, OneShot, RigL], ids=lambda method: method.__name__)
+
+
+def kept(model: nn.Module, pruner: Any) -> list[int]:
+    """The non-zeros of every pruned tensor."""
+    return [int(model.get_parameter(name).count_nonzero()) for name in pruner.names]
+
+
+# -- steps that do not count -----------------------------------------------------------------------------------------
+
+
+@MASKS
+def test_a_step_that_gradscaler_skips_changes_no_mask(method: type) -> None:
+    """A fused optimizer's step runs even where its gradients overflow: weights, masks and count stay."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    pruner = pb.Pruner(model, optimizer, method(sparsity=0.8), total_steps=20)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    torch.manual_seed(1)
+    for number in range(30):
+        before, step = copy.deepcopy(model.state_dict()), int(pruner.metrics()["step"])
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(16, 20)).square().mean()).backward()
+        skipped = number % 3 == 1
+        if skipped:
+            model.get_parameter(pruner.names[0]).grad[0, 0] = torch.inf  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update()
+        assert int(pruner.metrics()["step"]) == step + (not skipped)
+        if skipped:
+            assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert pruner.finish().pruned_nonzeros == 665
+
+
+# -- resumed trainings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [OneShot, GMP], ids=lambda method: method.__name__)
+def test_a_shortened_training_makes_up_for_the_cut_that_it_has_passed(method: type) -> None:
+    """29 of 60 steps, then 40 in all: the cut after half, or the end of the cubic, was due before step 30."""
+    model, optimizer, pruner = begun(method(sparsity=0.8))
+    train(model, optimizer, 0, 29 if method is OneShot else 33)
+    states = [copy.deepcopy(one.state_dict()) for one in (model, optimizer, pruner)]
+    assert sum(kept(model, pruner)) > 665
+    other = network()
+    own = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    again = pb.Pruner(other, own, method(sparsity=0.8), total_steps=40)
+    for thing, state in zip((other, own, again), states, strict=True):
+        thing.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"training of another length.* weights go at once now"):
+        train(other, own, 33, 34)
+    assert sum(kept(other, again)) == 665
+
+
+def test_a_prolonged_training_brings_no_weight_back() -> None:
+    """GMP asks for less by then than is gone already: it waits."""
+    model, optimizer, pruner = begun(GMP(sparsity=0.8))
+    train(model, optimizer, 0, 40)
+    states = [copy.deepcopy(one.state_dict()) for one in (model, optimizer, pruner)]
+    gone = [model.get_parameter(name) == 0 for name in pruner.names]
+    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pruner.detach()
+    again = pb.Pruner(model, own, GMP(sparsity=0.8), total_steps=200)
+    for thing, state in zip((model, own, again), states, strict=True):
+        thing.load_state_dict(state)
+    train(model, own, 40, 80)
+    assert all(not bool(model.get_parameter(name)[old].any()) for name, old in zip(again.names, gone, strict=True))
+
+
+@MASKS
+def test_a_training_resumed_without_the_pruners_state_is_warned_of(method: type) -> None:
+    """Its schedule would start anew, with other masks."""
+    model, optimizer, pruner = begun(method(sparsity=0.8))
+    train(model, optimizer, 0, 55)
+    assert sum(kept(model, pruner)) == 665
+    other = network()
+    own = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    goal = RigL(sparsity=0.8, seed=7) if method is RigL else method(sparsity=0.8)
+    pb.Pruner(other, own, goal, total_steps=STEPS)
+    other.load_state_dict(model.state_dict())
+    own.load_state_dict(optimizer.state_dict())
+    with pytest.warns(UserWarning, match="the pruner's own state was not loaded"):
+        train(other, own, 55, 56)
+
+
+def test_a_trained_model_may_be_loaded_after_its_pruner_was_built() -> None:
+    """One-shot pruning keeps the largest of the weights that train, not of those that were there at first."""
+    torch.manual_seed(3)
+    trained = {name: torch.randn_like(value) for name, value in network().state_dict().items()}
+    model, optimizer, pruner = begun(OneShot(sparsity=0.8, when=0.0))
+    model.load_state_dict(trained)
+    train(model, optimizer, 0, 1)
+    magnitudes = torch.cat([trained[name].abs().flatten() for name in pruner.names])
+    largest = torch.zeros_like(magnitudes, dtype=torch.bool).index_fill_(0, magnitudes.topk(665).indices, True)
+    stays = torch.cat([(model.get_parameter(name) != 0).flatten() for name in pruner.names])
+    assert torch.equal(stays, largest)
+
+
+# -- short trainings -------------------------------------------------------------------------------------------------
+
+
+def test_masks_change_in_short_trainings_too() -> None:
+    """A fiftieth of the steps, at most 100: 100 steps have 37 changes of RigL, 15,600 those of the paper."""
+    assert [step for step in range(100) if RigL(sparsity=0.9).is_due(step, 100)] == list(range(2, 75, 2))
+    assert [step for step in range(15_600) if RigL(sparsity=0.9).is_due(step, 15_600)] == list(range(100, 11_700, 100))
+    assert sum(GMP(sparsity=0.9).is_due(step, 100) for step in range(100)) == 36
+    assert GMP(sparsity=0.9).is_due(780 + 100, 15_600)
+
+
+@pytest.mark.parametrize(
+    "goal", [ACDC(sparsity=0.8, warmup=0.0), ACDC(sparsity=0.8, warmup=0, last_sparse=1, last_dense=0)]
+)
+def test_acdc_can_begin_with_a_sparse_phase(goal: ACDC) -> None:
+    """The first step leaves the share that was asked for."""
+    model, optimizer, pruner = begun(goal)
+    assert goal.phases(STEPS)[0] == (0, True)
+    train(model, optimizer, 0, 1)
+    assert sum(kept(model, pruner)) == 665
+    assert not pruner.may_replay(0)
+
+
+# -- every tensor keeps its floor ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [ACDC, GMP, OneShot], ids=lambda method: method.__name__)
+def test_no_tensor_is_emptied_by_a_ranking_of_all(method: type) -> None:
+    """A layer of tiny weights keeps a thousandth, as pb.plan says; without any the outputs would be constant."""
+    model, optimizer, pruner = begun(method(sparsity=0.8))
+    with torch.no_grad():
+        model.get_parameter(pruner.names[1]).mul_(1e-6)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    train(model, optimizer, 0, STEPS)
+    assert kept(model, pruner) == [662, 3]
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "shapes"),
+    [(0.9593, [(1, 1)] * 100 + [(30, 30)] * 3), (0.993, [(2, 2)] * 60 + [(60, 60)] * 4), (0.9, [(64, 20), (32, 64)])],
+)
+def test_rigls_counts_are_possible_and_add_up(sparsity: float, shapes: list[tuple[int, int]]) -> None:
+    """Where a weight each is more than ERK gives to many tiny tensors, the large ones share the rest."""
+    goal, sizes = RigL(sparsity=sparsity), [rows * columns for rows, columns in shapes]
+    counts = goal.counts(shapes)
+    assert all(max(1, -(-size // 1000)) <= count <= size for count, size in zip(counts, sizes, strict=True))
+    assert sum(counts) == goal.kept(sum(sizes))
+    alike = [count for count, shape in zip(counts, shapes, strict=True) if shape == shapes[-1]]
+    assert max(alike) - min(alike) <= len(alike)
+
+
+def test_a_seed_is_a_whole_number() -> None:
+    for seed in ("a", 1.5, True):
+        with pytest.raises(pb.UserError, match=r"seed=.* is not a whole number"):
+            RigL(sparsity=0.9, seed=seed)  # type: ignore[arg-type]
+
+
+# -- what is said of the goal while it is not met --------------------------------------------------------------------
+
+
+def test_the_share_that_masks_are_asked_for_is_the_methods_own() -> None:
+    """GMP's cubic, one-shot's cut and AC/DC's phases; what landed() shows changes nothing before the goal is asked."""
+    model, optimizer, pruner = begun(GMP(sparsity=0.8, begin=0.0, end=0.75, every=1))
+    train(model, optimizer, 0, 9)  # a fifth of 45 steps
+    assert float(pruner.metrics()["share"]) == pytest.approx(1 - 0.8**3)
+    assert not pruner.ramp_ended
+    with pruner.landed():
+        assert sum(kept(model, pruner)) > 665
+    train(model, optimizer, 9, 46)
+    assert pruner.ramp_ended
+    assert float(pruner.metrics()["share"]) == 1.0
+    once, phased = OneShot(sparsity=0.8), ACDC(sparsity=0.8)
+    assert [once.share(step, 60) for step in (0, 29, 30, 59)] == [0.0, 0.0, 1.0, 1.0]
+    assert [phased.share(step, 100) for step in (9, 10, 14, 15, 84, 85)] == [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+    assert RigL(sparsity=0.8).share(0, 60) == 1.0
+
+
+def test_a_report_on_masks_predicts_nothing() -> None:
+    """There is no threshold that a Gaussian could be cut at."""
+    model, optimizer, pruner = begun(GMP(sparsity=0.8))
+    train(model, optimizer, 0, STEPS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = pruner.finish()
+    assert report.predicted_sparsity is None
+    assert "Gaussian" not in str(report)
