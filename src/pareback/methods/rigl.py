@@ -79,15 +79,10 @@ class RigL(MaskTarget):
             if missing > 0 and found[i] < sizes[i]:
                 found[i], missing = found[i] + 1, missing - 1
         # The floors can be more than ERK gives to many tiny tensors; the others give up as much, each its share.
-        while missing < 0:
-            spare = [n - floor for n, floor in zip(found, floors, strict=True)]
-            if not any(spare):  # the goal's own check refuses such a sparsity
-                break
-            for i in sorted(range(len(sizes)), key=lambda i: -spare[i]):
-                given = min(spare[i], -missing, math.ceil(spare[i] * -missing / sum(spare)))
-                found[i], missing, spare[i] = found[i] - given, missing + given, 0
-                if missing == 0:
-                    break
+        spare = [n - floor for n, floor in zip(found, floors, strict=True)]
+        for i in sorted(range(len(sizes)), key=lambda i: -spare[i]):
+            given = min(spare[i], math.ceil(spare[i] * -missing / sum(spare))) if missing < 0 and spare[i] else 0
+            found[i], missing, spare[i] = found[i] - given, missing + given, 0
         return found
 
     def first_masks(self, weights: Sequence[Tensor]) -> list[Tensor]:
