@@ -16,6 +16,7 @@ from ..errors import InvalidValue, MissingFile
 from ..files import expanded
 from ..messages import counted, listed
 from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_command
+from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
 from .data.sources import Source, open_source, skipped
@@ -228,11 +229,10 @@ def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
 def _check_names(run: Path, result: dict[str, Any]) -> None:
     """Raise unless what a result says of classes and pixels can be used; releases before this one said nothing."""
     names, pixels = result.get("class_names"), result.get("normalisation")
-    named = isinstance(names, list) and len(names) == result["classes"] and all(isinstance(n, str) for n in names)
     channels = result["shape"][0]
     values = [pixels.get(name) for name in ("mean", "std")] if isinstance(pixels, dict) else [None]
     whole = all(isinstance(each, list) and len(each) == channels and all(map(_is_positive, each)) for each in values)
-    if (names is not None and not named) or (pixels is not None and not whole):
+    if (names is not None and not names_of(result)) or (pixels is not None and not whole):
         raise InvalidValue(
             f"{str(run / 'result.json')!r} is damaged: its classes or its normalisation cannot be read. Put the right "
             "one back, or train anew with --force."
