@@ -19,7 +19,7 @@ from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_comm
 from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
-from .data.sources import Source, open_source, skipped
+from .data.sources import Source, open_source, same_images, skipped
 from .data.tree import tested_folder
 from .models.build import build
 from .models.pretrained import load_weights_, read_weights
@@ -183,7 +183,7 @@ def evaluate_run(
         which=which,
         images=_place(recipe, path),
         part=judge.measures_on,
-        same_images=None if noted is None or found is None else noted == found,
+        same_images=None if noted is None or found is None else same_images(noted, found),
         unfinished=unfinished,
         loss=loss,
         names=names,
@@ -269,7 +269,7 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
         path is not None
         and recipe.data.kind != "folder"
         and "normalisation" not in result
-        and noted != source.fingerprint
+        and not (noted and same_images(noted, source.fingerprint))
     ):
         raise InvalidValue(
             "The run does not say what its images were normalised with, as those of other releases and unfinished ones "
