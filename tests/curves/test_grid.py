@@ -183,3 +183,21 @@ def test_the_smallest_budget_is_checked_before_anything_runs(measure: Any) -> No
     check_reachable(Recipe(), grid(0.5, 0.0001, measure=measure, goals=("fixed-bs",)))
     with pytest.raises(ValueError, match="The budget 0.0001 cannot be met: "):
         check_reachable(Recipe(), grid(0.5, 0.0001, measure=measure))
+
+
+@pytest.mark.parametrize("goal", METHODS)
+def test_so_it_is_for_every_method(goal: str) -> None:
+    """Whatever else is compared, and where an amount was given as well."""
+    check_reachable(Recipe(), grid(40_000, 0.02, goals=("fixed-bs", goal), measure="weights"))
+    with pytest.raises(ValueError, match="The budget 0.0001 cannot be met: "):
+        check_reachable(Recipe(), grid(40_000, 0.0001, goals=("fixed-bs", goal), measure="weights"))
+
+
+@pytest.mark.parametrize(("measure", "dense"), [("params", 50_610), ("flops", 100_400), ("weights", 50_200)])
+@pytest.mark.parametrize("goals", [("exact",), ("fixed-bs",), ("unconstrained",)])
+def test_an_amount_that_the_dense_network_keeps_to_is_refused(measure: Any, dense: int, goals: Any) -> None:
+    check_reachable(Recipe(), grid(dense - 1, goals=goals, measure=measure))
+    with pytest.raises(
+        ValueError, match=f"The budget {dense} leaves nothing to prune: the dense network has {dense:,}"
+    ):
+        check_reachable(Recipe(), grid(0.3, dense, goals=goals, measure=measure))

@@ -278,6 +278,18 @@ def test_rows_of_another_recipe_are_not_mixed(copy: Path, data: Path, capsys: py
         (["ste", "--data.path", "x.npz", "--only", "zzz"], "Write some of 'fixed-ga', 'fixed-ga-no-ste'."),
         (["table2", "--data.path", "x.npz", "--seeds", "a"], "--seeds 'a' cannot be read. Write --seeds 3, for 0,1,2"),
         (["table2", "--data.path", "x.npz", "--recipes", "nowhere"], "There is no folder 'nowhere'"),
+        (["table2", "--data.path", "x.npz", "--epochs", "0"], "--epochs 0 must be at least 1. Write --epochs 30, or"),
+        (["table2", "--data.path", "x.npz", "--epochs", "-1"], "--epochs -1 must be at least 1."),
+        (["curves", "--data.path", "x.npz", "--width", "0"], "--width 0 must be at least 1. Write --width 4, or"),
+        (["peers", "--data.path", "x.npz", "--seconds", "-5"], "--seconds -5 must be above 0. Write --seconds 3600"),
+        (["ste", "--data.path", "x.npz", "--seconds", "nan"], "--seconds nan must be above 0."),
+        *(
+            (
+                ["table2", "--collect", "--out", "nowhere", option, "1"],
+                f"{option} has no effect with --collect, which trains nothing",
+            )
+            for option in ("--only", "--seeds", "--epochs", "--width", "--seconds")
+        ),
     ],
 )
 def test_mistakes_are_answered_in_a_sentence(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

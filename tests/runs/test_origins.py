@@ -15,7 +15,9 @@ from tiny_images import arrays, write_npz, write_tree
 from pareback.cli import main
 from pareback.curves.grid import Point
 from pareback.curves.planning import tasks
+from pareback.lab.data import tree
 from pareback.lab.data.folder import Folder
+from pareback.lab.data.sources import fingerprint
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import DataRecipe, GoalRecipe, Recipe, TrainRecipe
 from pareback.lab.train.interrupts import Interrupted
@@ -151,13 +153,49 @@ def test_a_run_goes_on_with_its_own_images(
     assert content(tmp_path / "run")["model.safetensors"] == content(tmp_path / "whole")["model.safetensors"]
 
 
-def test_folders_are_told_apart_by_their_images_names(tmp_path: Path) -> None:
-    """Where they lie does not matter, and nothing is read for it."""
-    one = write_tree(tmp_path / "one")
-    shutil.copytree(one, tmp_path / "two")
-    assert Folder(one).fingerprint == Folder(tmp_path / "two").fingerprint
-    (tmp_path / "two" / "train" / "cat" / "0.png").unlink()
-    assert Folder(one).fingerprint != Folder(tmp_path / "two").fingerprint
+def test_folders_are_told_apart_by_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they lie does not matter. All sizes count, and every byte of a few images."""
+    one, two = write_tree(tmp_path / "one"), tmp_path / "two"
+    shutil.copytree(one, two)
+    image = two / "train" / "cat" / "0.png"
+    whole = image.read_bytes()
+    assert Folder(one).fingerprint == Folder(two).fingerprint
+    image.write_bytes(whole[:-1] + b"?")
+    assert Folder(one).fingerprint != Folder(two).fingerprint
+    image.write_bytes(whole)
+    monkeypatch.setattr(tree, "_READ", 1)
+    assert Folder(one).fingerprint == Folder(two).fingerprint
+    (two / "val" / "dog" / "2.png").write_bytes(whole + b"?")
+    assert Folder(one).fingerprint != Folder(two).fingerprint
+    (two / "val" / "dog" / "2.png").unlink()
+    assert Folder(one).fingerprint != Folder(two).fingerprint
+
+
+def test_other_images_under_the_same_names_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run does not go on with them, and evaluate says so. Runs from before contents were noted go by names."""
+    here, run = write_tree(tmp_path / "tree"), tmp_path / "run"
+    data = DataRecipe("folder", path=str(here), batch_size=4, image_size=8, workers=0)
+    recipe = Recipe(data=data, train=TrainRecipe(epochs=1, device="cpu"))
+    stopped(recipe, run, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "fingerprint", property(by_names_alone, lambda *_: None), raising=False)
+        stopped(recipe, tmp_path / "old", monkeypatch)
+    shutil.copy(here / "train" / "cat" / "1.png", here / "train" / "dog" / "0.png")
+    with pytest.raises(ValueError, match=r"cannot go on: data\.path=.*tree holds other images than it was begun with"):
+        train(recipe, run, quiet=True, resume=True)
+    train(recipe, tmp_path / "old", quiet=True, resume=True)
+    train(recipe, tmp_path / "new", quiet=True)
+    shutil.copy(here / "val" / "cat" / "1.png", here / "val" / "dog" / "0.png")
+    assert main(["evaluate", str(tmp_path / "new")]) == 0
+    assert "They are not those that the run was measured on." in capsys.readouterr().out
+
+
+def by_names_alone(folder: Folder) -> str:
+    """Return the fingerprint that releases before contents were looked at noted."""
+    images = (*folder._train, *folder._val, *folder._test)
+    return fingerprint((), (image.removeprefix(str(folder._path)) for image, _ in images))
 
 
 def test_a_table_keeps_to_its_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

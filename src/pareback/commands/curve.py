@@ -115,6 +115,8 @@ def _grid(options: Namespace) -> Grid:
     from ..curves.grid import LAMBDAS, Allowance, Grid
 
     goals = listed_values("--goals", options.goals, str, "exact,fixed-ga")
+    if not goals:
+        raise UsageError(f"--goals {options.goals!r} names none. Write --goals exact, or leave it out, for that one.")
     if options.lambdas is not None and "unconstrained" not in goals:
         raise UsageError("--lambdas are unconstrained's. Add it to --goals, or leave them out.")
     return Grid(

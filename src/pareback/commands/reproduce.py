@@ -29,7 +29,7 @@ def _options(parser: Parser) -> None:
     )
     add("--recipes", type=Path, metavar="DIR", help="the rows' recipes (recipes/paper, here or in the clone)")
     add("--only", metavar="A,B", help="these rows alone, in this order")
-    add("--seeds", default="1", metavar="N", help="how many: 3 is 0,1,2; or which: 0,5, or 5, for that one")
+    add("--seeds", metavar="N", help="how many: 3 is 0,1,2; or which: 0,5, or 5, for that one (1)")
     add("--epochs", type=int, metavar="N", help="shorten to N epochs, with as many restarts")
     add("--width", type=int, metavar="N", help="shrink the network to this width")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (%(default)s)")
@@ -53,6 +53,7 @@ def _run(options: Namespace) -> None:
         hint = did_you_mean(options.experiment, experiments) or f" Write one of: {', '.join(experiments)}."
         raise UsageError(f"There is no experiment {options.experiment!r}.{hint}")
     experiment = experiments[options.experiment]
+    _check(options)
     if options.collect:
         rows = options.out / "rows"
         if not any(rows.glob("*.json")):
@@ -72,7 +73,7 @@ def _run(options: Namespace) -> None:
         data=options.data,
         recipes=options.recipes,
         only=tuple(options.only.split(",")) if options.only else (),
-        seeds=seeds(options.seeds),
+        seeds=seeds("1" if options.seeds is None else options.seeds),
         epochs=options.epochs,
         width=options.width,
         device=options.device,
@@ -88,6 +89,21 @@ def _run(options: Namespace) -> None:
         reproduce_imagenette(plan)
     else:
         reproduce(experiment, plan)
+
+
+def _check(options: Namespace) -> None:
+    """Refuse numbers that no training has, and what --collect would not read."""
+    for name, example in (("epochs", 30), ("width", 4), ("seconds", 3600)):
+        value, least = getattr(options, name), "above 0" if name == "seconds" else "at least 1"
+        if value is not None and not (value > 0):  # nan is no number of seconds either
+            raise UsageError(f"--{name} {value:g} must be {least}. Write --{name} {example}, or leave it out.")
+    about_training = ("only", "seeds", "epochs", "width", "seconds")
+    given = [f"--{name}" for name in about_training if getattr(options, name) is not None]
+    if options.collect and given:
+        raise UsageError(
+            f"{given[0]} has no effect with --collect, which trains nothing and shows all rows that there are. Leave "
+            "one of them out."
+        )
 
 
 COMMAND = Command(

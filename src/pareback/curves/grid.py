@@ -18,6 +18,8 @@ from .sizes import Measure, Sizes
 #: The ways to prune to a budget; unconstrained has no budget and is swept by its λ instead. The last are methods that
 #: prune to a share of the weights, which other budgets are translated to.
 GOALS = ("exact", "fixed-ga", "fixed-bs", "budget", "unconstrained", *METHODS)
+#: Those that set thresholds of a sparsity once and for all.
+_FIXED = ("fixed-ga", "fixed-bs")
 #: The paper's range of λ.
 LAMBDAS = (0.01, 0.1, 1.0, 10.0)
 
@@ -126,20 +128,32 @@ def points(base: Recipe, grid: Grid) -> Points:
 
 
 def check_reachable(base: Recipe, grid: Grid) -> None:
-    """Raise InvalidValue if the smallest budget cannot be met, before anything is trained."""
-    goals = [goal for goal in _with(grid) if goal in ("exact", "budget")]
-    if not goals:
+    """Raise InvalidValue if the smallest budget cannot be met, or the largest prunes nothing, before any training."""
+    if not grid.budgets:
         return
     sizes = Sizes(base, grid.measure)
-    budget = _descending(grid.budgets, sizes)[-1]
-    recipe = _budgeted(base.goal, goals[0], budget, sizes)
-    goal = goal_of(recipe)
-    assert goal is not None
+    descending = _descending(grid.budgets, sizes)
+    _check_prunes(descending[0], sizes)
+    model, budget = sizes.real(), descending[-1]
     example = sizes.example("cpu") if grid.measure == "flops" else None
-    chosen: dict[str, Any] = {name: getattr(recipe, name) for name in ("include", "exclude", "min_size")}
-    problems = plan(sizes.real(), goal, example, **chosen).problems
-    if problems:
-        raise InvalidValue(f"The budget {budget.text} cannot be met: {problems[0]}")
+    for name in (goal for goal in _with(grid) if goal not in _FIXED):  # those set thresholds, and promise no count
+        recipe = _budgeted(base.goal, name, budget, sizes)
+        goal = goal_of(recipe)
+        assert goal is not None
+        chosen: dict[str, Any] = {option: getattr(recipe, option) for option in ("include", "exclude", "min_size")}
+        problems = plan(model, goal, example, **chosen).problems
+        if problems:
+            raise InvalidValue(f"The budget {budget.text} cannot be met: {problems[0]}")
+
+
+def _check_prunes(budget: Allowance, sizes: Sizes) -> None:
+    """Refuse an amount that the dense network keeps to; of shares, the grid has."""
+    if not amount("params", budget.value).relative and budget.share(sizes) >= 1:
+        what = "pruned weights" if sizes.measure == "weights" else sizes.measure
+        raise InvalidValue(
+            f"The budget {budget.text} leaves nothing to prune: the dense network has {float(sizes.dense):,.0f} {what}."
+            " Write a smaller one, or a share, such as 0.3."
+        )
 
 
 def _point(base: Recipe, method: str, at: str, model: ModelRecipe, goal: GoalRecipe, seed: int) -> Point:
@@ -161,7 +175,7 @@ def _descending(budgets: Sequence[Allowance], sizes: Sizes) -> list[Allowance]:
 
 
 def _budgeted(base: GoalRecipe, goal: str, budget: Allowance, sizes: Sizes) -> GoalRecipe:
-    if goal in ("fixed-ga", "fixed-bs"):
+    if goal in _FIXED:
         bound = {"bound": "gaussian", "ramp": _GAUSSIAN_RAMP} if goal == "fixed-ga" else {"bound": "search"}
         return _goal(base, kind="fixed", sparsity=_sparsity(budget, sizes), **bound)
     if goal in METHODS:
@@ -175,8 +189,12 @@ def _budgeted(base: GoalRecipe, goal: str, budget: Allowance, sizes: Sizes) -> G
 
 def _sparsity(budget: Allowance, sizes: Sizes) -> float:
     if sizes.measure == "weights" and isinstance(budget.value, float):
-        return float(1 - exact(budget.value))
-    return sizes.sparsity(budget.share(sizes))
+        found = float(1 - exact(budget.value))
+    else:
+        found = sizes.sparsity(budget.share(sizes), budget.text)
+    if found == 1.0:
+        raise InvalidValue(f"The budget {budget.text} leaves no weight of the network. Write a larger one.")
+    return found
 
 
 def _unconstrained(base: GoalRecipe, weight: float, measure: Measure) -> GoalRecipe:

@@ -58,17 +58,18 @@ class Sizes:
             return of_pruned, Fraction(0)
         return of_pruned, sum(p.numel() for p in parameters.values()) - of_pruned
 
-    def sparsity(self, budget: Fraction) -> float:
+    def sparsity(self, budget: Fraction, asked: str = "") -> float:
         """Return the sparsity, the same in every pruned tensor, at which the network costs the budget's share.
 
-        It is rounded up to six digits, so that the budget is kept.
+        It is rounded up to six digits, so that the budget is kept. ``asked`` is the budget in the user's words.
         """
         pruned, rest = self._parts
         density = (budget * self.dense - rest) / pruned
         if density <= 0:
             raise InvalidValue(
-                f"A budget of {float(budget):g} is less than what is not pruned: {float(rest / self.dense):.4f} of the "
-                f"network's {self.measure}. Write a larger one, or prune more with goal.min_size or goal.include."
+                f"A budget of {asked or f'{float(budget):g}'} is less than what is not pruned: "
+                f"{float(rest / self.dense):.4f} of the network's {self.measure}, {float(rest):,.0f} of "
+                f"{float(self.dense):,.0f}. Write a larger one, or prune more with goal.min_size or goal.include."
             )
         zeros = (1 - density) * 10**6
         return -int(-zeros // 1) / 10**6 if zeros > 0 else 0.0

@@ -16,9 +16,10 @@ from ..errors import InvalidValue, MissingFile
 from ..files import expanded
 from ..messages import counted, listed
 from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_command
+from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
-from .data.sources import Source, open_source, skipped
+from .data.sources import Source, open_source, same_images, skipped
 from .data.tree import tested_folder
 from .models.build import build
 from .models.pretrained import load_weights_, read_weights
@@ -182,7 +183,7 @@ def evaluate_run(
         which=which,
         images=_place(recipe, path),
         part=judge.measures_on,
-        same_images=None if noted is None or found is None else noted == found,
+        same_images=None if noted is None or found is None else same_images(noted, found),
         unfinished=unfinished,
         loss=loss,
         names=names,
@@ -228,11 +229,10 @@ def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
 def _check_names(run: Path, result: dict[str, Any]) -> None:
     """Raise unless what a result says of classes and pixels can be used; releases before this one said nothing."""
     names, pixels = result.get("class_names"), result.get("normalisation")
-    named = isinstance(names, list) and len(names) == result["classes"] and all(isinstance(n, str) for n in names)
     channels = result["shape"][0]
     values = [pixels.get(name) for name in ("mean", "std")] if isinstance(pixels, dict) else [None]
     whole = all(isinstance(each, list) and len(each) == channels and all(map(_is_positive, each)) for each in values)
-    if (names is not None and not named) or (pixels is not None and not whole):
+    if (names is not None and not names_of(result)) or (pixels is not None and not whole):
         raise InvalidValue(
             f"{str(run / 'result.json')!r} is damaged: its classes or its normalisation cannot be read. Put the right "
             "one back, or train anew with --force."
@@ -269,7 +269,7 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
         path is not None
         and recipe.data.kind != "folder"
         and "normalisation" not in result
-        and noted != source.fingerprint
+        and not (noted and same_images(noted, source.fingerprint))
     ):
         raise InvalidValue(
             "The run does not say what its images were normalised with, as those of other releases and unfinished ones "

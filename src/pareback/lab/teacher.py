@@ -12,10 +12,11 @@ from ..errors import InvalidValue
 from ..files import expanded
 from ..messages import listed
 from ..runs.export import network_of
-from ..runs.folder import made_for
+from ..runs.folder import class_names, made_for
+from ..runs.results import other_classes
 from .data.sources import Source
 from .models.build import build
-from .models.pretrained import load_weights_, read_weights
+from .models.pretrained import start_from_
 from .recipe.schema import START, Recipe, TeacherRecipe
 
 
@@ -71,7 +72,7 @@ def _start(recipe: Recipe, source: Source) -> nn.Module:
     """Return the network that the training starts from, as it was before; its classes are to be the same."""
     classes, place = len(source.classes), str(recipe.model.pretrained)
     net = build(replace(recipe.model, pretrained=None), classes, source.shape)
-    head = load_weights_(net, read_weights(place), classes, place, may_lack_head=True)
+    head = start_from_(net, place, classes, source.classes)
     if head:
         raise InvalidValue(
             f"teacher.run=start is of no use: {place} does not tell these classes apart, and the head begins anew "
@@ -88,5 +89,12 @@ def _of_run(recipe: Recipe, source: Source, trust: bool) -> nn.Module:
         raise InvalidValue(
             f"The teacher {str(run)!r} tells {theirs[0]} classes from images of {theirs[1]}; here there are {ours[0]} "
             f"of {ours[1]}. Give a run on the same data as teacher.run."
+        )
+    names = class_names(run)
+    other = other_classes(names, source.classes) if names else ""
+    if other:
+        raise InvalidValue(
+            f"The teacher {str(run)!r} would teach wrong labels: it is for {other}. Give a run on the same data as "
+            "teacher.run."
         )
     return network_of(run, trust=trust, known=recipe.model.name)

@@ -18,7 +18,7 @@ from ..lab.recipe.schema import START, Recipe
 from ..pruning.options import ramp_steps
 from .checkpoints import previous_of
 from .locking import FolderLock
-from .results import fits_images, lacking
+from .results import fits_images, lacking, names_of
 from .trust import remember
 
 #: The fields in which a longer run may differ: its length, and the ramp, whose share of it becomes smaller.
@@ -267,6 +267,18 @@ def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
         raise InvalidValue(f"{str(path / 'result.json')!r} does not say what images the network is for. {_ANEW}")
     channels, height, width = result["shape"]
     return result["classes"], (channels, height, width)
+
+
+def class_names(place: Path) -> tuple[str, ...]:
+    """Return the names of the classes that a finished run, or one of its files, is for; none where it does not say."""
+    run = place if place.is_dir() else place.parent
+    if run != place and not is_own_file(place):
+        return ()
+    try:
+        content = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # who needs a result says so
+        return ()
+    return names_of(content) if isinstance(content, dict) else ()
 
 
 def recipe_of(path: Path) -> Recipe:

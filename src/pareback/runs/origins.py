@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..files import digest, expanded
-from ..lab.data.sources import Source, open_source
+from ..lab.data.sources import Source, open_source, same_images
 from ..lab.recipe.schema import START, DataRecipe, Recipe
 from .folder import RunFolder
 
@@ -29,7 +29,8 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -
         "pretrained": ("model.pretrained", recipe.model.pretrained, "weights"),
     }
     for origin, (field, place, what) in places.items():
-        if before.get(origin) and now.get(origin) and before[origin] != now[origin]:
+        there, here = before.get(origin), now.get(origin)
+        if there and here and not (same_images(there, here) if origin == "data" else there == here):
             return f"{field}={place} holds other {what} than it was begun with"
     return ""
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_images import write_npz
 
 from pareback.errors import InvalidValue
+from pareback.lab.models.build import build
 from pareback.lab.recipe.reading import override, to_yaml
 from pareback.lab.recipe.schema import (
     DataRecipe,
@@ -31,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DENSE = Recipe(
     name="dense", data=DataRecipe(batch_size=64), optimizer=OptimizerRecipe(lr=0.05), train=TrainRecipe(epochs=12)
 )
+NAMES = ["ant", "bee", "cat", "dog"]
 SPARSE = override(DENSE, {"name": "sparse", "goal.kind": "budget", "goal.sparsity": 0.99})
 
 
@@ -164,6 +170,83 @@ def test_a_start_that_cannot_teach_is_refused(dense: Path, tmp_path: Path) -> No
         changes = {"teacher.run": "start", "model.pretrained": str(tmp_path / f"{name}.safetensors")}
         with pytest.raises(InvalidValue, match="does not tell these classes apart, and the head begins anew"):
             train(override(SPARSE, changes), tmp_path / name, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
+    """A run on images whose classes have names, and its recipe."""
+    folder = tmp_path_factory.mktemp("named")
+    file = write_npz(folder / "own.npz", classes=np.array(NAMES))
+    recipe = Recipe(data=DataRecipe("npz", path=str(file), batch_size=10), train=TrainRecipe(epochs=1, device="cpu"))
+    train(recipe, folder / "run", quiet=True)
+    return recipe, folder / "run"
+
+
+def with_classes(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
+    file = write_npz(folder / f"{'-'.join(names)}.npz", classes=np.array(names))
+    return override(recipe, {"data.path": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["ant", "cat", "bee", "dog"], "the same classes in another order: the first that differs is 'bee' there and "),
+        (["ant", "bee", "cat", "elk"], "other classes: the first that differs is 'dog' there and 'elk' here. Give a "),
+    ],
+)
+def test_a_teacher_of_other_classes_is_refused(
+    names: list[str], says: str, named: tuple[Recipe, Path], tmp_path: Path
+) -> None:
+    """As many of them are not enough: it would teach wrong labels. A run that does not know their names teaches."""
+    recipe, run = named
+    train(override(recipe, {"teacher.run": str(run)}), tmp_path / "same", quiet=True)
+    taught = with_classes(recipe, names, tmp_path)
+    with pytest.raises(InvalidValue, match=f"would teach wrong labels: it is for {says}"):
+        train(override(taught, {"teacher.run": str(run)}), tmp_path / "other", quiet=True)
+    old = Path(shutil.copytree(run, tmp_path / "old"))
+    result = json.loads((old / "result.json").read_text())
+    (old / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "class_names"}))
+    train(override(taught, {"teacher.run": str(old)}), tmp_path / "unknown", quiet=True)
+
+
+def test_a_head_is_not_taken_for_other_classes(
+    named: tuple[Recipe, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another order its rows are moved, for other names it begins anew; a copy of the weights knows no names."""
+    recipe, run = named
+    weights = load_file(run / "model.safetensors")
+    head = sorted(name for name, value in weights.items() if len(value) == 4)
+    copied = shutil.copy(run / "model.safetensors", tmp_path / "copied.safetensors")
+
+    def begun(place: Path | str, names: list[str]) -> dict[str, torch.Tensor]:
+        caplog.clear()
+        torch.manual_seed(0)
+        return build(override(recipe, {"model.pretrained": str(place)}).model, 4, (3, 8, 8), names).state_dict()
+
+    def same(found: dict[str, torch.Tensor], rows: list[int]) -> set[bool]:
+        return {torch.equal(found[name], weights[name][rows]) for name in head}
+
+    for place in (run, run / "model.safetensors"):
+        assert same(begun(place, NAMES), [0, 1, 2, 3]) == {True}
+        assert not caplog.messages
+        moved = begun(place, ["ant", "cat", "dog", "bee"])
+        assert same(moved, [0, 2, 3, 1]) == {True}
+        assert "in another order" in caplog.text
+        assert "are put into this order." in caplog.text
+        fresh = begun(place, ["ant", "bee", "cat", "elk"])
+        assert same(fresh, [0, 1, 2, 3]) == {False}
+        assert "'dog' there and 'elk' here" in caplog.text
+        assert f"{head[1]!r}, {head[0]!r} begin anew." in caplog.text
+        assert all(torch.equal(found[n], weights[n]) for found in (moved, fresh) for n in weights if n not in head)
+    assert same(begun(copied, ["ant", "bee", "cat", "elk"]), [0, 1, 2, 3]) == {True}
+
+
+def test_a_start_of_other_classes_cannot_teach(named: tuple[Recipe, Path], tmp_path: Path) -> None:
+    recipe, run = named
+    start = override(recipe, {"model.pretrained": str(run), "teacher.run": "start"})
+    train(with_classes(start, ["dog", "cat", "bee", "ant"], tmp_path), tmp_path / "moved", quiet=True)
+    with pytest.raises(InvalidValue, match="does not tell these classes apart, and the head begins anew"):
+        train(with_classes(start, ["ant", "bee", "cat", "elk"], tmp_path), tmp_path / "other", quiet=True)
 
 
 def test_another_run_called_start_is_not_the_same(dense: Path) -> None:

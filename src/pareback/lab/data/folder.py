@@ -21,7 +21,7 @@ from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .decoded import DecodedFolder, kept_or_decoded
 from .readable import read_image, reason, state_of, unreadable
 from .sources import fingerprint
-from .tree import Sample, check_left, held_out_of_classes, samples_of, samples_to_test, tested_folder
+from .tree import Sample, check_left, contents_of, held_out_of_classes, samples_of, samples_to_test, tested_folder
 
 #: ImageNet's, which pretrained networks expect.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -147,9 +147,9 @@ class Folder(_Reader):
             self._train, self._val = held_out_of_classes(self._train, path, val_share, self.classes)
         self.size, self.val_size, self.test_size = len(self._train), len(self._val), len(self._test)
         self.labels = len(self.classes)  # none is without images
-        # By names alone: reading ImageNet would take longer than many a training.
-        images = (*self._train, *self._val, *self._test)
-        self.fingerprint = fingerprint((), (image.removeprefix(str(path)) for image, _ in images))
+        images = [image for image, _ in (*self._train, *self._val, *self._test)]
+        names = fingerprint((), (image.removeprefix(str(path)) for image in images))
+        self.fingerprint = f"{names}-{contents_of(images)}"
         self._augment, self._magnitude = augment, randaugment if augment else 0
 
     def batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from torch import nn
@@ -10,7 +11,7 @@ from ...errors import InvalidValue
 from ...messages import did_you_mean, listed
 from ..recipe.schema import ModelRecipe
 from .custom import built, is_builder
-from .pretrained import load_weights_, read_weights
+from .pretrained import start_from_
 from .small import ConvNet, LeNet
 from .thin import check_thin, thinned
 from .vit import VisionTransformer
@@ -21,8 +22,10 @@ from .zoo import check_reads, timm_model, timm_names, torchvision_model, torchvi
 OWN = ("lenet-300-100", "conv", "wrn", "vit-tiny")
 
 
-def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.Module:
+def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int], names: Sequence[str] = ()) -> nn.Module:
     """Build the network that a recipe names, for images of C×H×W, on the CPU; torch's generator decides its weights.
+
+    With the ``names`` of the classes, a head that weights to start from have for others is not taken for theirs.
 
     >>> model = build(ModelRecipe("wrn", depth=10, width=1), classes=5, shape=(1, 8, 8))
     >>> type(model).__name__, model.fc.out_features
@@ -36,8 +39,7 @@ def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.
     if "/" in recipe.name or is_builder(recipe.name):
         check_reads(model, recipe.name, classes, shape)
     if recipe.pretrained not in (None, "hub"):
-        found = read_weights(recipe.pretrained)
-        load_weights_(model, found, classes, recipe.pretrained, may_lack_head=True)
+        start_from_(model, recipe.pretrained, classes, names)
     return model
 
 

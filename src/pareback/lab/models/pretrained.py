@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from ...artifact import weights
 from ...errors import InvalidValue
 from ...files import expanded
 from ...messages import listed
+from ...runs.folder import class_names
+from ...runs.results import other_classes
 from .learning import head_of
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,34 @@ log = logging.getLogger(__name__)
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a run's folder, a .pare, a .safetensors or a .pt file."""
     return weights.read_weights(expanded(path))
+
+
+def start_from_(model: nn.Module, place: str, classes: int, names: Sequence[str] = ()) -> list[str]:
+    """Copy the weights at a place into a model that is to be trained, and return the names of what begins anew.
+
+    A run knows the names of its classes. Where as many as here have other ``names``, its head begins anew; where they
+    are in another order, so are its rows. Both are logged.
+    """
+    given, theirs = read_weights(place), class_names(expanded(place))
+    other = other_classes(theirs, names) if len(theirs) == len(names) else ""
+    if not other:
+        return load_weights_(model, given, classes, place, may_lack_head=True)
+    own = model.state_dict()
+    head = [name for name in own if name in _head(model, classes) and name in given]
+    if not head:
+        raise InvalidValue(
+            f"{place} is for {other}; and the network has no last layer of {classes} outputs that could begin anew. "
+            "Give weights of the same classes, or let the network end with one."
+        )
+    # Names that are there twice have no order to put rows into.
+    moves = sorted(theirs) == sorted(names) and len(set(names)) == len(names)
+    if moves and all(len(given[name]) == classes for name in head):
+        order = [theirs.index(name) for name in names]
+        log.warning("%s is for %s. The rows of %s are put into this order.", place, other, listed(head))
+        return load_weights_(model, {**given, **{name: given[name][order] for name in head}}, classes, place)
+    log.warning("%s is for %s. %s begin anew.", place, other, listed(head))
+    load_weights_(model, {**given, **{name: own[name] for name in head}}, classes, place)
+    return head
 
 
 def load_weights_(

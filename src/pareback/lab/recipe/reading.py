@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import itertools
+import json
 import re
 import shlex
 import types
@@ -249,10 +250,26 @@ def is_text(value: str) -> bool:
 
 def _read_tuple(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
+        found = _in_brackets(value.strip())
+        value = [word.strip() for word in value.split(",") if word.strip()] if found is None else found
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
         raise TypeError
     return tuple(value)
+
+
+def _in_brackets(text: str) -> list[Any] | None:
+    """Return the words of a list as JSON and YAML write it; None for other text, such as patterns with brackets.
+
+    >>> _in_brackets('["conv1.*", "bn1.*"]'), _in_brackets("[conv1.*,bn1.*]"), _in_brackets("[ab].*,x[cd]")
+    (['conv1.*', 'bn1.*'], ['conv1.*', 'bn1.*'], None)
+    """
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    try:
+        return list(json.loads(text))
+    except ValueError:  # words without quotes, as YAML may have them, or which a shell took away
+        inner = text[1:-1]
+        return None if "[" in inner or "]" in inner else [word.strip().strip("'\"") for word in inner.split(",")]
 
 
 _READERS: dict[Any, Any] = {

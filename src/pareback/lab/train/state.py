@@ -27,7 +27,8 @@ class Parts:
     def __init__(self, recipe: Recipe, here: Team, source: Source, total_steps: int, trust: bool = False) -> None:
         self.forward = Forward.of(recipe, here.device)
         torch.manual_seed(recipe.seed)  # whatever opening the data drew, the initial weights are the seed's
-        self.model: nn.Module = build(recipe.model, len(source.classes), source.shape).to(here.device)
+        model = build(recipe.model, len(source.classes), source.shape, source.classes)
+        self.model: nn.Module = model.to(here.device)
         if recipe.train.channels_last:
             self.model.to(memory_format=torch.channels_last)
         freeze_(self.model, recipe.train.freeze)
