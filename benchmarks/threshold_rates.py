@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -91,6 +91,13 @@ def _accuracies(
     return found
 
 
+def write(path: Path, epochs: int | Sequence[int], found: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the day and the machine they are of."""
+    about = environment.describe(torch.device("cpu"))
+    content = {"date": date.today().isoformat(), "epochs": epochs, "environment": about, "rows": found}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     """Train all and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,10 +109,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         found = list(rows(Path(folder), options.networks, options.seeds, options.epochs))
-    about = environment.describe(torch.device("cpu"))
-    content = {"date": date.today().isoformat(), "epochs": options.epochs, "environment": about, "rows": found}
     if options.out:
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+        write(options.out, options.epochs, found)
 
 
 if __name__ == "__main__":

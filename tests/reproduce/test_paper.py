@@ -159,7 +159,7 @@ def test_finished_rows_are_not_trained_again(
     assert reproduce("ste", data, copy) == 0
     shown = capsys.readouterr().out
     assert "fixed-ga-no-ste-0 is there already" in shown
-    assert "No GPU is used: train.precision=fp32, train.compile=false, train.cuda_graph=false." in shown
+    assert "No GPU is used: train.precision=fp32, train.compile=false, train.cuda_graph=false" in shown
     assert "fixed-GA, 85 %, without" in shown
 
 

@@ -28,7 +28,13 @@ from .paper import Experiment, PaperRow
 from .plots import plot_convergence, plot_histograms, plot_layers
 
 #: Instead of what recipes for a GPU ask for.
-_ON_CPU = {"train.precision": "fp32", "train.compile": False, "train.cuda_graph": False}
+_ON_CPU = {
+    "train.precision": "fp32",
+    "train.compile": False,
+    "train.cuda_graph": False,
+    # Narrow networks in this layout crash in the backward pass of oneDNN, with torch 2.15 on some processors.
+    "train.channels_last": False,
+}
 
 
 @dataclass(frozen=True)
