@@ -13,10 +13,9 @@ from ..files import expanded
 from ..messages import listed
 from ..runs.export import network_of
 from ..runs.folder import class_names, made_for
-from ..runs.results import other_classes
 from .data.sources import Source
 from .models.build import build
-from .models.pretrained import start_from_
+from .models.pretrained import other_classes, start_from_
 from .recipe.schema import START, Recipe, TeacherRecipe
 
 

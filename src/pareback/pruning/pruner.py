@@ -202,7 +202,7 @@ class Pruner:
         >>> import pareback as pb
         >>> model = torch.nn.Linear(100, 20)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> pruner = Pruner(model, optimizer, pb.methods.RigL(sparsity=0.9), total_steps=1000)
+        >>> pruner = Pruner(model, optimizer, pb.methods.RigL(sparsity=0.9, every=100), total_steps=1000)
         >>> [step for step in range(1000) if not pruner.may_replay(step)]
         [100, 200, 300, 400, 500, 600, 700]
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 #: What a result must hold to be listed and drawn.
@@ -57,21 +57,6 @@ def names_of(content: Mapping[str, Any]) -> tuple[str, ...]:
     names = content.get("class_names")
     named = isinstance(names, list) and len(names) == content.get("classes") and all(isinstance(n, str) for n in names)
     return tuple(names) if isinstance(names, list) and named else ()
-
-
-def other_classes(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """Say how as many classes differ from others, and which is the first; nothing where they do not.
-
-    >>> other_classes(["cat", "dog"], ["dog", "cat"])
-    "the same classes in another order: the first that differs is 'cat' there and 'dog' here"
-    >>> other_classes(["cat", "ant"], ["cat", "dog"])
-    "other classes: the first that differs is 'ant' there and 'dog' here"
-    """
-    first = next(((one, two) for one, two in zip(theirs, ours, strict=True) if one != two), None)
-    if first is None:
-        return ""
-    kind = "the same classes in another order" if sorted(theirs) == sorted(ours) else "other classes"
-    return f"{kind}: the first that differs is {first[0]!r} there and {first[1]!r} here"
 
 
 def _is_tensor(entry: Any) -> bool:

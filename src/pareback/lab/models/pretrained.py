@@ -12,8 +12,6 @@ from ...artifact import weights
 from ...errors import InvalidValue
 from ...files import expanded
 from ...messages import listed
-from ...runs.folder import class_names
-from ...runs.results import other_classes
 from .learning import head_of
 
 log = logging.getLogger(__name__)
@@ -30,6 +28,8 @@ def start_from_(model: nn.Module, place: str, classes: int, names: Sequence[str]
     A run knows the names of its classes. Where as many as here have other ``names``, its head begins anew; where they
     are in another order, so are its rows. Both are logged.
     """
+    from ...runs.folder import class_names  # a room above, which knows what a run's folder holds
+
     given, theirs = read_weights(place), class_names(expanded(place))
     other = other_classes(theirs, names) if len(theirs) == len(names) else ""
     if not other:
@@ -50,6 +50,21 @@ def start_from_(model: nn.Module, place: str, classes: int, names: Sequence[str]
     log.warning("%s is for %s. %s begin anew.", place, other, listed(head))
     load_weights_(model, {**given, **{name: own[name] for name in head}}, classes, place)
     return head
+
+
+def other_classes(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """Say how as many classes differ from others, and which is the first; nothing where they do not.
+
+    >>> other_classes(["cat", "dog"], ["dog", "cat"])
+    "the same classes in another order: the first that differs is 'cat' there and 'dog' here"
+    >>> other_classes(["cat", "ant"], ["cat", "dog"])
+    "other classes: the first that differs is 'ant' there and 'dog' here"
+    """
+    first = next(((one, two) for one, two in zip(theirs, ours, strict=True) if one != two), None)
+    if first is None:
+        return ""
+    kind = "the same classes in another order" if sorted(theirs) == sorted(ours) else "other classes"
+    return f"{kind}: the first that differs is {first[0]!r} there and {first[1]!r} here"
 
 
 def load_weights_(
