@@ -99,7 +99,7 @@ def test_names_are_unique() -> None:
 def test_what_depends_on_the_grid_waits_for_it() -> None:
     """Without records there is nothing to choose by."""
     sizes = {name: len(wanted) for name, wanted in stages({})}
-    assert sizes == {"grid": 22, "seeds": 0, "120 epochs": 0, "ViT": 9, "ablation": 72}
+    assert sizes == {"grid": 22, "seeds": 0, "longer ramp": 9, "120 epochs": 0, "ViT": 9, "ablation": 72}
     part = grid_of()
     del part["peers-gmp-98"]
     assert best_of(part, 98) == []
@@ -274,7 +274,7 @@ def test_later_stages_count_their_seconds_from_their_own_beginning(
     monkeypatch.setattr(peers_runs, "train_rows", noted)
     plan = RowPlan(tmp_path / "out", tmp_path / "runs", "x.npz", RECIPES, device="cpu")
     peers_runs.reproduce_peers(plan)
-    assert sizes == [22, 0, 0, 9, 72]
+    assert sizes == [22, 0, 9, 0, 9, 72]
     assert begun[0] is None
     assert begun[1:] == sorted(began for began in begun[1:] if began > plan.began)
 

@@ -17,6 +17,7 @@ from .peers import (
     METHODS,
     PEERS,
     PEERS_ABLATION,
+    PEERS_LATE,
     PEERS_LONG,
     PEERS_VIT,
     SECTIONS,
@@ -107,21 +108,23 @@ def _dense_of(section: Experiment, row: PaperRow) -> PaperRow | None:
     """Return the dense row of the same network, trained in the same way."""
     alike = ("model.name", "optimizer.kind")
     wanted = [row.changes.get(key) for key in alike]
-    dense = [one for one in section.rows if "goal.kind" not in one.changes]
+    home = PEERS if section is PEERS_LATE else section
+    dense = [one for one in home.rows if "goal.kind" not in one.changes]
     return next((one for one in dense if [one.changes.get(key) for key in alike] == wanted), None)
 
 
 def _reference_of(section: Experiment, row: PaperRow) -> str:
-    """Return the name of the row that a row is paired with: the exact budget of the same sparsity, as it is now."""
+    """Return the name of the row that a row is paired with: the exact budget of the same sparsity, by default."""
     alike = ("model.name", "goal.sparsity")
     asked = [row.changes.get(key) for key in alike]
-    twins = [one for one in section.rows if [one.changes.get(key) for key in alike] == asked and _is_default(one)]
+    ours = [one for one in section.rows if [one.changes.get(key) for key in alike] == asked and _is_ours(one)]
+    twins = [one for one in ours if section is PEERS_LATE or one.changes.get("goal.ramp", 0.5) == 0.5]
     return twins[0].name if twins and twins[0] is not row else ""
 
 
-def _is_default(row: PaperRow) -> bool:
-    """Whether a row is of this library as it is, or dense."""
-    usual = {"goal.ramp": 0.5, "goal.straight_through": True, "train.mutual": False}
+def _is_ours(row: PaperRow) -> bool:
+    """Whether a row is of this library as it is, but for the ramp, or dense."""
+    usual = {"goal.straight_through": True, "train.mutual": False}
     plain = all(row.changes.get(key, value) == value for key, value in usual.items())
     return plain and row.changes.get("optimizer.kind") != "ham" and method_of(row) in ("exact", "dense")
 
