@@ -45,6 +45,7 @@ def record(name: str, accuracy: float, seed: int = 0, **result: Any) -> Record:
         "seconds": {"train": 10.0},
         "steps": 100,
         "peak_memory": 2**30,
+        "environment": {"start": "2026-11-16T12:00:00+00:00"},
     }
     return Record({"name": name, "accuracy": accuracy, "seed": seed, **usual, **result}, (), ())
 
@@ -187,6 +188,22 @@ def test_steps_beside_others_on_the_gpu_are_not_timed() -> None:
     assert both is not None
     assert one is not None
     assert (both.step, both.accuracy, one.step) == (1.25, 74.5, None)
+
+
+def test_steps_of_different_days_are_not_compared() -> None:
+    """Dense steps of 0.1 and 0.2 s on two days: 1.5 times on the first is no 0.75 times on the second."""
+    later = {"start": "2026-11-18T12:00:00+00:00"}
+    dense = [record("peers-dense", 80.0), record("peers-dense", 80.0, 1, seconds={"train": 20.0}, environment=later)]
+    first = record("peers-gmp-98", 74.0, seconds={"train": 15.0})
+    second = record("peers-gmp-98", 74.0, 1, seconds={"train": 22.0}, environment=later)
+    row = next(row for row in PEERS.rows if row.name == "peers-gmp-98")
+    for runs, wanted in (([first], 1.5), ([second], 1.1), ([first, second], 1.3)):
+        found = table.measured(PEERS, row, {"peers-dense": dense, row.name: runs})
+        assert found is not None
+        assert found.step == pytest.approx(wanted)
+    alone = table.measured(PEERS, row, {"peers-dense": dense[1:], row.name: [first]})
+    assert alone is not None
+    assert alone.step is None
 
 
 def test_a_difference_within_its_error_is_called_level() -> None:
