@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..errors import MissingFile
 from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source, same_images
 from ..lab.recipe.schema import START, DataRecipe, Recipe
@@ -36,16 +38,36 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -
 
 
 def changed_since(result: Mapping[str, Any], recipe: Recipe) -> str:
-    """Say which origin of a finished run is another one for ``recipe``; places that are named alike are not opened."""
+    """Say which origin of a finished run is another one for ``recipe``; what is gone from its place is not compared."""
     noted, there = result.get("origins") or {}, result["recipe"]
     now: dict[str, str | None] = {}
-    if noted.get("data") and there["data"]["path"] != recipe.data.path:
-        now["data"] = _images_of(recipe.data)
-    if noted.get("teacher") and there["teacher"]["run"] != recipe.teacher.run:
+    if noted.get("data") and recipe.data.path is not None:
+        moved = there["data"]["path"] != recipe.data.path
+        now["data"] = _images_of(_to_compare(recipe.data)) if moved else _images_if_there(_to_compare(recipe.data))
+    if noted.get("teacher"):
         now["teacher"] = weights_at(_teacher(recipe))
-    if noted.get("pretrained"):  # a file is often written anew under the same name
+    if noted.get("pretrained"):
         now["pretrained"] = weights_at(_start(recipe))
     return changed(noted, now, recipe)
+
+
+def forget_images() -> None:
+    """Look at images again that were looked at before in this process: since then others may have taken their place."""
+    _images_of.cache_clear()
+
+
+def _to_compare(recipe: DataRecipe) -> DataRecipe:
+    """Return how to open images whose fingerprint is asked for alone: none are decoded or fetched for that."""
+    quick = replace(recipe, memory=False, download=False)
+    # Images that are left out are not part of it, and have to be looked for.
+    return quick if recipe.corrupt == "skip" else replace(quick, corrupt="later")
+
+
+def _images_if_there(recipe: DataRecipe) -> str | None:
+    try:
+        return _images_of(recipe)
+    except MissingFile:  # whoever removed a finished run's images has put no others in their place
+        return None
 
 
 @functools.lru_cache(maxsize=4)  # the rows of a table share theirs
