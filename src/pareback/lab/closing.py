@@ -92,7 +92,7 @@ class Closing:
 
     def _save(self, net: nn.Module, name: str) -> None:
         if self._team.leads:
-            outcome.save(net, getattr(self._folder, name))
+            outcome.save(net, getattr(self._folder, name), self._source.classes)
 
 
 def _named(figures: Figures) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ from ..artifact import export
 from ..errors import InvalidValue
 from ..lab.models.build import build
 from ..lab.models.pretrained import load_weights_, read_weights
-from .folder import is_own_file, made_for, recipe_of
+from .folder import class_names, is_own_file, made_for, recipe_of
 from .trust import admit
 
 
@@ -51,7 +51,7 @@ def export_path(source: Path, form: str, out: Path | None, values: str | None, t
         model, example = _network(source, trust)
         export(source, target, "onnx", model=model, example_inputs=example)
     else:
-        export(source, target, form, values=values)  # type: ignore[arg-type]
+        export(source, target, form, values=values, classes=class_names(source))  # type: ignore[arg-type]
     return target
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import files
+from ..artifact.weights import classes_in
 from ..errors import InvalidValue, MissingFile
 from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
@@ -270,10 +271,10 @@ def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
 
 
 def class_names(place: Path) -> tuple[str, ...]:
-    """Return the names of the classes that a finished run, or one of its files, is for; none where it does not say."""
+    """Return the names of the classes that a finished run or a file is for; none where it does not say."""
     run = place if place.is_dir() else place.parent
     if run != place and not is_own_file(place):
-        return ()
+        return classes_in(place)
     try:
         content = json.loads((run / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # who needs a result says so

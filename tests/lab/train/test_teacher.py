@@ -28,6 +28,7 @@ from pareback.lab.teacher import Teacher, distance
 from pareback.lab.trainer import train
 from pareback.reproduce.paper import Experiment, PaperRow
 from pareback.reproduce.runner import RowPlan, reproduce
+from pareback.runs.export import export_path
 from pareback.runs.folder import difference, result_of
 from pareback.runs.record import read_record, write_record
 
@@ -212,11 +213,14 @@ def test_a_teacher_of_other_classes_is_refused(
 def test_a_head_is_not_taken_for_other_classes(
     named: tuple[Recipe, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In another order its rows are moved, for other names it begins anew; a copy of the weights knows no names."""
+    """In another order its rows are moved, for other names it begins anew; so they are of copies and exported files."""
     recipe, run = named
     weights = load_file(run / "model.safetensors")
     head = sorted(name for name, value in weights.items() if len(value) == 4)
-    copied = shutil.copy(run / "model.safetensors", tmp_path / "copied.safetensors")
+    copied = Path(shutil.copy(run / "model.safetensors", tmp_path / "copied.safetensors"))
+    packed = export_path(run, "pare", tmp_path / "packed.pare", None)
+    plain = export_path(packed, "safetensors", tmp_path / "plain.safetensors", None)
+    torch.save(weights, tmp_path / "nameless.pt")
 
     def begun(place: Path | str, names: list[str]) -> dict[str, torch.Tensor]:
         caplog.clear()
@@ -226,7 +230,7 @@ def test_a_head_is_not_taken_for_other_classes(
     def same(found: dict[str, torch.Tensor], rows: list[int]) -> set[bool]:
         return {torch.equal(found[name], weights[name][rows]) for name in head}
 
-    for place in (run, run / "model.safetensors"):
+    for place in (run, run / "model.safetensors", copied, packed, plain):
         assert same(begun(place, NAMES), [0, 1, 2, 3]) == {True}
         assert not caplog.messages
         moved = begun(place, ["ant", "cat", "dog", "bee"])
@@ -238,7 +242,7 @@ def test_a_head_is_not_taken_for_other_classes(
         assert "'dog' there and 'elk' here" in caplog.text
         assert f"{head[1]!r}, {head[0]!r} begin anew." in caplog.text
         assert all(torch.equal(found[n], weights[n]) for found in (moved, fresh) for n in weights if n not in head)
-    assert same(begun(copied, ["ant", "bee", "cat", "elk"]), [0, 1, 2, 3]) == {True}
+    assert same(begun(tmp_path / "nameless.pt", ["ant", "bee", "cat", "elk"]), [0, 1, 2, 3]) == {True}
 
 
 def test_a_start_of_other_classes_cannot_teach(named: tuple[Recipe, Path], tmp_path: Path) -> None:

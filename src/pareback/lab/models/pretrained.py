@@ -25,8 +25,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def start_from_(model: nn.Module, place: str, classes: int, names: Sequence[str] = ()) -> list[str]:
     """Copy the weights at a place into a model that is to be trained, and return the names of what begins anew.
 
-    A run knows the names of its classes. Where as many as here have other ``names``, its head begins anew; where they
-    are in another order, so are its rows. Both are logged.
+    A run knows the names of its classes, and so do files that it wrote or that were exported from it. Where as many as
+    here have other ``names``, the head begins anew; where they are in another order, so are its rows. Both are logged.
     """
     from ...runs.folder import class_names  # a room above, which knows what a run's folder holds
 
