@@ -71,7 +71,7 @@ def _start(recipe: Recipe, source: Source) -> nn.Module:
     """Return the network that the training starts from, as it was before; its classes are to be the same."""
     classes, place = len(source.classes), str(recipe.model.pretrained)
     net = build(replace(recipe.model, pretrained=None), classes, source.shape)
-    head = start_from_(net, place, classes, source.classes)
+    head = start_from_(net, place, classes, source.classes, again=True)
     if head:
         raise InvalidValue(
             f"teacher.run=start is of no use: {place} does not tell these classes apart, and the head begins anew "
