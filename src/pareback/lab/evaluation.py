@@ -170,10 +170,9 @@ def evaluate_run(
     with _alone(recipe) as here, settings.applied(recipe, here.device):
         source = _images(recipe, result, path, here.device)
         names = tuple(result.get("class_names") or source.classes)
-        net = _network(run, recipe, result, which, source, len(names)).to(here.device)
-        if recipe.train.channels_last:
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        judge = Judge(source, Forward.of(recipe, here.device), here, recipe.data.batch_size, Clock())
+        forward = Forward.of(recipe, here.device)
+        net = forward.placed(_network(run, recipe, result, which, source, len(names)))
+        judge = Judge(source, forward, here, recipe.data.batch_size, Clock())
         normalised = _Normalised(net, source, result)
         confusion, loss = _counted(judge.answers(normalised, judge.measures_on), len(names))
     noted = (result.get("origins") or {}).get("data")

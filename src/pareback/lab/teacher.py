@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -27,8 +28,10 @@ class Teacher:
         self._weight, self._temperature = recipe.weight, recipe.temperature
 
     @staticmethod
-    def of(recipe: Recipe, source: Source, device: torch.device, trust: bool = False) -> Teacher | None:
-        """Return a recipe's teacher, ready on the device, or None if it has none.
+    def of(
+        recipe: Recipe, source: Source, placed: Callable[[nn.Module], nn.Module], trust: bool = False
+    ) -> Teacher | None:
+        """Return a recipe's teacher, ready where ``placed`` puts a network, or None if it has none.
 
         Code that its run names is imported if it is the user's, if the recipe names it too, or on ``trust``.
         """
@@ -36,9 +39,7 @@ class Teacher:
             return None
         with torch.random.fork_rng(devices=[]):  # initial weights that it draws must not change the student's training
             net = _start(recipe, source) if recipe.teacher.run == START else _of_run(recipe, source, trust)
-        net.eval().requires_grad_(False).to(device)
-        if recipe.train.channels_last:
-            net.to(memory_format=torch.channels_last)
+        net = placed(net.eval().requires_grad_(False))
         return Teacher(recipe.teacher, torch.compile(net, dynamic=False) if recipe.train.compile else net)  # type: ignore[arg-type]
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ from .evaluate import Judge
 from .optimizers import rate, warn_of_a_high_end
 from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
 from .state import Parts
-from .step import Sums, Tally
+from .step import Sums, Tally, warn_of_a_layout
 
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25
@@ -134,6 +134,7 @@ class Training:
             about["start"] = started(self._folder.path).get("start", about["start"])
         if self._team.leads:
             warn_of_a_high_end(self._recipe, self._per_epoch)
+            warn_of_a_layout(self._recipe, self._team.device)
             self._folder.begin(self._recipe, about, self._rows)
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
