@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupted import stopped
 from PIL import Image
 from tiny_images import arrays, write_npz, write_tree
 
@@ -238,8 +239,33 @@ def test_a_run_that_was_interrupted_is_measured_and_said_to_be(run: Path, capsys
     assert f"Go on with: pareback train --resume {run}" in said
     assert asked(capsys, str(run))["finished"] is False
     assert "is not finished. Drop --model" in fails(capsys, "evaluate", str(run), "--model", "best")
+    assert asked(capsys, str(run))["same_images"] is True
+    saved = (run / "checkpoint.pt").read_bytes()
+    (run / "checkpoint.pt").write_bytes(saved[: len(saved) // 2] + b"damaged" + saved[len(saved) // 2 + 7 :])
+    assert main(["evaluate", str(run)]) == 1
+    assert "checkpoint.pt' is damaged" in capsys.readouterr().err
     (run / "checkpoint.pt").unlink()
     assert "was interrupted before its first checkpoint" in fails(capsys, "evaluate", str(run))
+
+
+def test_a_run_that_was_interrupted_knows_its_images_and_classes(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A renamed class would move the labels of all others; classes of another tree go by their names, too."""
+    here, run = Path(shutil.copytree(tree, tmp_path / "tree")), tmp_path / "run"
+    stopped(override(Recipe(), {**TREE, "data.path": str(here)}), run, monkeypatch, steps=2)
+    own = asked(capsys, str(run))
+    shutil.rmtree(here / "val" / "ant")
+    fewer = asked(capsys, str(run), "--data.path", str(here))
+    assert fewer["confusion"] == [[0, 0, 0], *own["confusion"][1:]]
+    shutil.copytree(tree / "val" / "ant", here / "val" / "ant")
+    shutil.copy(here / "val" / "ant" / "1.png", here / "val" / "ant" / "0.png")
+    assert main(["evaluate", str(run)]) == 0
+    assert "They are not those that the run was measured on." in capsys.readouterr().out
+    for part in ("train", "val"):
+        (here / part / "ant").rename(here / part / "zebra")
+    said = fails(capsys, "evaluate", str(run))
+    assert "The images and the run are not of the same classes: only one of them has 'ant', 'zebra'." in said
 
 
 @pytest.mark.parametrize(

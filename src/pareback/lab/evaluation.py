@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import InvalidValue, MissingFile
 from ..files import expanded
 from ..messages import counted, listed
+from ..runs import checkpoints
 from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_command
 from ..runs.results import names_of
 from ..runs.trust import admit
@@ -156,7 +157,7 @@ def evaluate_run(
     A run that is not finished answers with the weights of its last checkpoint. Code that it names is imported under
     the conditions of :func:`pareback.runs.trust.admit`.
     """
-    recipe, result, unfinished = _known(run, which)
+    recipe, result, unfinished, state = _known(run, which)
     recipe = replace(
         recipe,
         data=replace(
@@ -171,7 +172,9 @@ def evaluate_run(
         source = _images(recipe, result, path, here.device)
         names = tuple(result.get("class_names") or source.classes)
         forward = Forward.of(recipe, here.device)
-        net = forward.placed(_network(run, recipe, result, which, source, len(names)))
+        model = _network(run, recipe, result, source, len(names))
+        _fill_(model, RunFolder(run), which, state, len(names))
+        net = forward.placed(model)
         judge = Judge(source, forward, here, recipe.data.batch_size, Clock())
         normalised = _Normalised(net, source, result)
         confusion, loss = _counted(judge.answers(normalised, judge.measures_on), len(names))
@@ -198,8 +201,11 @@ def _place(recipe: Recipe, path: str | None) -> str:
     return str(tested_folder(expanded(path)) or path)
 
 
-def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
-    """Return a run's recipe, its result, of which an unfinished one has none, and a sentence about the latter."""
+def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str, dict[str, Any] | None]:
+    """Return a run's recipe and its result.
+
+    Of one that is not finished, return what is known of the latter, a sentence that says so, and its checkpoint.
+    """
     folder = RunFolder(run)
     if folder.result.exists():
         result = result_of(run)
@@ -208,7 +214,7 @@ def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
         if which != "last" and not getattr(folder, _FILES[which]).exists():
             need = {"best": "data.val_share=0.1 on a folder of images", "ema": "train.ema=0.999"}[which]
             raise InvalidValue(f"The run {str(run)!r} kept no {which} model. Train it with {need}, or drop --model.")
-        return recipe_of(run), result, ""
+        return recipe_of(run), result, "", None
     if not folder.recipe.exists():
         raise MissingFile(f"{str(run)!r} holds no run. Give the folder of one.")
     if not folder.checkpoint.exists():
@@ -222,7 +228,9 @@ def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
         f"The run in {str(run)!r} is not finished: these are the weights of its last checkpoint, which may not be down "
         f"to the budget yet. Go on with: {resume_command(run)}"
     )
-    return recipe_of(run), {}, said
+    state = checkpoints.load(folder.checkpoint)
+    known: dict[str, Any] = {name: state[name] for name in ("origins", "class_names") if name in state}
+    return recipe_of(run), known, said, state
 
 
 def _check_names(run: Path, result: dict[str, Any]) -> None:
@@ -277,9 +285,8 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
     return source
 
 
-def _network(
-    run: Path, recipe: Recipe, result: dict[str, Any], which: Which, source: Source, classes: int
-) -> nn.Module:
+def _network(run: Path, recipe: Recipe, result: dict[str, Any], source: Source, classes: int) -> nn.Module:
+    """Return the network of a run, without its weights, if it is for images like these."""
     shape = tuple(result.get("shape") or source.shape)
     if shape != tuple(source.shape) or result.get("classes", classes) != classes:
         theirs = "×".join(map(str, shape))
@@ -287,12 +294,14 @@ def _network(
             f"The run {str(run)!r} is for {result.get('classes', classes)} classes and images of {theirs}, and these "
             f"are of {classes} and {'×'.join(map(str, source.shape))}. Give images like those it was trained on."
         )
-    folder = RunFolder(run)
-    file: Path = getattr(folder, _FILES[which]) if result else folder.checkpoint
     # What it began with is overwritten, and may not be there any more.
-    model = build(replace(recipe.model, pretrained=None), classes, source.shape)
-    load_weights_(model, read_weights(file), classes, str(file))
-    return model
+    return build(replace(recipe.model, pretrained=None), classes, source.shape)
+
+
+def _fill_(model: nn.Module, folder: RunFolder, which: Which, state: dict[str, Any] | None, classes: int) -> None:
+    """Load the weights of a run that is finished, or those of its checkpoint."""
+    file: Path = getattr(folder, _FILES[which]) if state is None else folder.checkpoint
+    load_weights_(model, read_weights(file) if state is None else checkpoints.weights_of(state), classes, str(file))
 
 
 class _Normalised(nn.Module):

@@ -108,6 +108,7 @@ class Training:
                 {
                     "recipe": to_dict(self._recipe),
                     "origins": self._origins,
+                    "class_names": list(self._source.classes),
                     "epoch": self._epoch,
                     "within": self._within,
                     "rows": self._rows,
