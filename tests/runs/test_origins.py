@@ -315,3 +315,31 @@ def test_other_weights_to_start_from_are_another_run(tmp_path: Path) -> None:
         moved = Path(shutil.move(place, tmp_path / f"moved-{place.name}"))
         assert train(override(begun, {"model.pretrained": str(moved)}), out, quiet=True) == done
         shutil.move(moved, place)
+
+
+@pytest.mark.parametrize("kind", ["digits", "folder"])
+def test_images_that_the_start_has_seen_are_no_measure(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A share that it did not hold out is in its weights. It is not where it held out as much, or saw other images."""
+    data = DataRecipe(batch_size=256)
+    if kind == "folder":
+        place = str(write_tree(tmp_path / "tree", train=10))
+        data = DataRecipe(kind="folder", path=place, batch_size=4, image_size=8, workers=0)
+    recipe = Recipe(data=data, train=TrainRecipe(epochs=1, device="cpu"))
+    for share in (0.0, 0.2):
+        train(override(recipe, {"data.val_share": share}), tmp_path / f"{share}", quiet=True)
+
+    def said(start: Path, **changes: Any) -> str:
+        caplog.clear()
+        begun = override(recipe, {"model.pretrained": str(start), "data.val_share": 0.2, **changes})
+        train(begun, tmp_path / "run", quiet=True, force=True)
+        return caplog.text
+
+    for start in (tmp_path / "0.0", tmp_path / "0.0" / "model.safetensors"):
+        assert f"{start} learned from images that are held out here (data.val_share is 0 there and 0.2 h" in said(start)
+    assert not said(tmp_path / "0.2")
+    assert not said(tmp_path / "0.2", **{"data.val_share": 0.1})
+    assert not said(tmp_path / "0.0", **{"data.val_share": 0.0})
+    if kind == "folder":
+        assert not said(tmp_path / "0.0", **{"data.path": str(write_tree(tmp_path / "other", train=11))})

@@ -272,14 +272,20 @@ def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
 
 def class_names(place: Path) -> tuple[str, ...]:
     """Return the names of the classes that a finished run or a file is for; none where it does not say."""
-    run = place if place.is_dir() else place.parent
-    if run != place and not is_own_file(place):
+    if not place.is_dir() and not is_own_file(place):
         return classes_in(place)
+    return names_of(result_beside(place))
+
+
+def result_beside(place: Path) -> dict[str, Any]:
+    """Return what the result of a run's folder, or of one of its files, holds; nothing where there is none."""
+    if not place.is_dir() and not is_own_file(place):
+        return {}
     try:
-        content = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        content = json.loads(((place if place.is_dir() else place.parent) / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # who needs a result says so
-        return ()
-    return names_of(content) if isinstance(content, dict) else ()
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def recipe_of(path: Path) -> Recipe:

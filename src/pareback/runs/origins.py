@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import torch
 
-from ..errors import MissingFile
+from ..errors import MissingFile, UserError
 from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source, same_images
 from ..lab.recipe.schema import START, DataRecipe, Recipe
-from .folder import RunFolder
+from .folder import RunFolder, result_beside
+from .results import lacking
+
+log = logging.getLogger(__name__)
 
 
 def origins(recipe: Recipe, source: Source) -> dict[str, str | None]:
@@ -49,6 +53,31 @@ def changed_since(result: Mapping[str, Any], recipe: Recipe) -> str:
     if noted.get("pretrained"):
         now["pretrained"] = weights_at(_start(recipe))
     return changed(noted, now, recipe)
+
+
+def warn_of_seen_images(recipe: Recipe) -> None:
+    """Say so where a training starts from a run that learned from images which are held out here.
+
+    Of the same images a larger share holds out all that a smaller one does, and more.
+    """
+    ours, start = recipe.data.val_share, _start(recipe)
+    result = {} if not ours or start is None else result_beside(expanded(start))
+    if lacking(result):
+        return
+    data, noted = result["recipe"]["data"], (result.get("origins") or {}).get("data")
+    theirs = data.get("val_share", 0.0)
+    if not noted or theirs >= ours or data.get("kind") != recipe.data.kind:
+        return
+    try:
+        same = same_images(noted, _images_of(replace(_to_compare(recipe.data), val_share=theirs)))
+    except UserError:  # a tree that could not be opened like this, as the other run has opened its own
+        return
+    if same:
+        log.warning(
+            "%s learned from images that are held out here (data.val_share is %g there and %g here), so that the "
+            "accuracy on them is too high to choose by. Start from a run with the same data.val_share.",
+            *(start, theirs, ours),
+        )
 
 
 def forget_images() -> None:

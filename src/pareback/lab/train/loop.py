@@ -16,7 +16,7 @@ from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, check_ramp, resume_command, started
-from ...runs.origins import changed, origins, weights_at
+from ...runs.origins import changed, origins, warn_of_seen_images, weights_at
 from .. import environment
 from ..best import Best, landed
 from ..closing import Closing
@@ -136,6 +136,7 @@ class Training:
         if self._team.leads:
             warn_of_a_high_end(self._recipe, self._per_epoch)
             warn_of_a_layout(self._recipe, self._team.device)
+            warn_of_seen_images(self._recipe)
             self._folder.begin(self._recipe, about, self._rows)
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
