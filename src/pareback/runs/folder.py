@@ -13,6 +13,7 @@ from typing import Any, Literal
 from .. import files
 from ..artifact.weights import classes_in
 from ..errors import InvalidValue, MissingFile
+from ..goals import MaskGoal
 from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
 from ..lab.recipe.schema import START, Recipe
@@ -27,12 +28,18 @@ FIELDS = ("train.epochs", "goal.ramp")
 
 
 def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
-    """Raise where the steps that are done would have had another learning rate, or loss, in the longer run."""
+    """Raise where the steps that are done would have had another learning rate, mask or loss in the longer run."""
     if here.schedule.kind == "cosine":
         raise InvalidValue(
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: its schedule, cosine, goes "
             f"down to the end of {there.train.epochs} epochs, so that a longer run differs from the first step on. "
             "Train that one anew with another --out. Runs with schedule.kind=constant, step or restarts can go on."
+        )
+    if isinstance(goal_of(here.goal), MaskGoal):
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: goal.kind={here.goal.kind} "
+            f"chooses its masks by a plan for {there.train.epochs} epochs, and in a longer run by another one. Train "
+            "that one anew with another --out."
         )
     if here.train.mutual:
         raise InvalidValue(
