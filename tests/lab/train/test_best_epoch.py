@@ -18,6 +18,7 @@ import pareback as pb
 from pareback.cli import main
 from pareback.lab.best import Best
 from pareback.lab.data.folder import Folder
+from pareback.lab.recalibration import Figures, Recalibration
 from pareback.lab.recipe.goals import METHODS
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe
@@ -201,6 +202,28 @@ def test_a_best_epoch_that_is_the_last_is_measured_once(tree: Path, tmp_path: Pa
     assert [best[name] for name in ("val_loss", "test_loss", "recalibration")] == [
         result[name] for name in ("val_loss", "test_loss", "recalibration")
     ]
+
+
+@pytest.mark.parametrize("helps", ["last", "best"])
+def test_the_best_epoch_is_the_best_with_new_statistics_too(
+    helps: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch norms are looked at after the choice. Where they help the last epoch past it, the last is the best one."""
+    turns = iter(["last", "best"])
+
+    def renewed(self: Recalibration, net: nn.Module, before: Figures, measured: Any) -> tuple[Figures, dict[str, Any]]:
+        turn = next(turns)
+        return {**before, "val_accuracy": 90.0 if turn == helps else 10.0}, {"turn": turn}
+
+    monkeypatch.setattr(Recalibration, "__call__", renewed)
+    monkeypatch.setattr(Best, "holds", lambda *_: False)
+    monkeypatch.setattr(Best, "epoch", 3)
+    out = tmp_path / "run"
+    result = train(recipe_of(tree), out, quiet=True)
+    assert (result["best"]["val_accuracy"], result["best"]["recalibration"]) == (90.0, {"turn": helps})
+    assert result["best"]["epoch"] == (4 if helps == "last" else 3)
+    if helps == "last":
+        assert (out / "model.safetensors").read_bytes() == (out / "model-best.safetensors").read_bytes()
 
 
 def test_of_equals_the_lower_loss_is_best_and_then_the_first() -> None:
