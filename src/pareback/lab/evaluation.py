@@ -22,7 +22,7 @@ from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
 from .data.sources import Source, open_source, same_images, skipped
 from .data.tree import tested_folder
-from .models.build import build
+from .models.build import rebuilt
 from .models.pretrained import load_weights_, read_weights
 from .recipe.schema import Recipe
 from .train import settings
@@ -294,8 +294,7 @@ def _network(run: Path, recipe: Recipe, result: dict[str, Any], source: Source, 
             f"The run {str(run)!r} is for {result.get('classes', classes)} classes and images of {theirs}, and these "
             f"are of {classes} and {'×'.join(map(str, source.shape))}. Give images like those it was trained on."
         )
-    # What it began with is overwritten, and may not be there any more.
-    return build(replace(recipe.model, pretrained=None), classes, source.shape)
+    return rebuilt(recipe.model, classes, source.shape)
 
 
 def _fill_(model: nn.Module, folder: RunFolder, which: Which, state: dict[str, Any] | None, classes: int) -> None:
