@@ -20,6 +20,7 @@ from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_comm
 from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
+from .data.normalised import as_in_training
 from .data.sources import Source, open_source, same_images, skipped
 from .data.tree import tested_folder
 from .models.build import rebuilt
@@ -176,8 +177,8 @@ def evaluate_run(
         _fill_(model, RunFolder(run), which, state, len(names))
         net = forward.placed(model)
         judge = Judge(source, forward, here, recipe.data.batch_size, Clock())
-        normalised = _Normalised(net, source, result)
-        confusion, loss = _counted(judge.answers(normalised, judge.measures_on), len(names))
+        own = as_in_training(net, source, result)
+        confusion, loss = _counted(judge.answers(own, judge.measures_on), len(names))
     noted = (result.get("origins") or {}).get("data")
     found = source.fingerprint or None
     return Evaluation(
@@ -301,27 +302,6 @@ def _fill_(model: nn.Module, folder: RunFolder, which: Which, state: dict[str, A
     """Load the weights of a run that is finished, or those of its checkpoint."""
     file: Path = getattr(folder, _FILES[which]) if state is None else folder.checkpoint
     load_weights_(model, read_weights(file) if state is None else checkpoints.weights_of(state), classes, str(file))
-
-
-class _Normalised(nn.Module):
-    """A network that is given images as its own training normalised them, whatever statistics another set has."""
-
-    def __init__(self, net: nn.Module, source: Source, result: dict[str, Any]) -> None:
-        super().__init__()
-        self._net = net
-        own: dict[str, Any] = result.get("normalisation") or {}
-        mean, std = (tuple(getattr(source, name, ())) for name in ("mean", "std"))
-        there = tuple(own.get("mean", mean)), tuple(own.get("std", std))
-        self._scale: Tensor | None = None
-        if there != (mean, std):
-            device = next(net.parameters()).device
-            theirs = [torch.tensor(values, device=device).view(-1, 1, 1) for values in there]
-            ours = [torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std)]
-            self._scale, self._offset = ours[1] / theirs[1], (ours[0] - theirs[0]) / theirs[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self._net(x if self._scale is None else x * self._scale + self._offset)
-        return answer
 
 
 def _counted(answers: Iterator[tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, float]:

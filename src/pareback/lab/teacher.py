@@ -13,7 +13,8 @@ from ..errors import InvalidValue
 from ..files import expanded
 from ..messages import listed
 from ..runs.export import network_of
-from ..runs.folder import class_names, made_for
+from ..runs.folder import class_names, made_for, result_of
+from .data.normalised import as_in_training
 from .data.sources import Source
 from .models.build import build
 from .models.pretrained import other_classes, start_from_
@@ -82,7 +83,7 @@ def _start(recipe: Recipe, source: Source) -> nn.Module:
 
 
 def _of_run(recipe: Recipe, source: Source, trust: bool) -> nn.Module:
-    """Return a finished run's network for the same images and classes."""
+    """Return a finished run's network for the same classes, and images that it reads as those of its training."""
     run = expanded(str(recipe.teacher.run))
     theirs, ours = made_for(run), (len(source.classes), source.shape)
     if theirs != ours:
@@ -97,4 +98,4 @@ def _of_run(recipe: Recipe, source: Source, trust: bool) -> nn.Module:
             f"The teacher {str(run)!r} would teach wrong labels: it is for {other}. Give a run on the same data as "
             "teacher.run."
         )
-    return network_of(run, trust=trust, known=recipe.model.name)
+    return as_in_training(network_of(run, trust=trust, known=recipe.model.name), source, result_of(run))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_images import write_npz
+from tiny_images import arrays, write_npz
 
 from pareback.errors import InvalidValue
+from pareback.lab.data.sources import open_source
 from pareback.lab.models.build import build
 from pareback.lab.recipe.reading import override, to_yaml
 from pareback.lab.recipe.schema import (
@@ -28,7 +29,7 @@ from pareback.lab.teacher import Teacher, distance
 from pareback.lab.trainer import train
 from pareback.reproduce.paper import Experiment, PaperRow
 from pareback.reproduce.runner import RowPlan, reproduce
-from pareback.runs.export import export_path
+from pareback.runs.export import export_path, network_of
 from pareback.runs.folder import difference, result_of
 from pareback.runs.record import read_record, write_record
 
@@ -208,6 +209,23 @@ def test_a_teacher_of_other_classes_is_refused(
     result = json.loads((old / "result.json").read_text())
     (old / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "class_names"}))
     train(override(taught, {"teacher.run": str(old)}), tmp_path / "unknown", quiet=True)
+
+
+def test_a_teacher_sees_images_as_in_its_own_training(named: tuple[Recipe, Path], tmp_path: Path) -> None:
+    """Sets in memory are normalised each with its own statistics: darker images must not look darker still to it."""
+    recipe, run = named
+    dark = write_npz(tmp_path / "dark.npz", classes=np.array(NAMES), train_x=arrays()["train_x"] // 4)
+    taught = override(recipe, {"data.path": str(dark), "teacher.run": str(run)})
+    source, own = (open_source(each.data, torch.device("cpu")) for each in (taught, recipe))
+    assert source.mean[0] < 0.3 * own.mean[0]  # type: ignore[attr-defined]
+    teacher = Teacher.of(taught, source, lambda net: net)
+    assert teacher is not None
+    net = network_of(run).eval()
+    for (seen, _), (images, _) in zip(source.test_batches(batch=4), own.test_batches(batch=4), strict=True):
+        assert torch.allclose(teacher.answers(seen), net(images), atol=1e-4)
+    same = Teacher.of(override(recipe, {"teacher.run": str(run)}), own, lambda net: net)
+    assert same is not None
+    assert torch.equal(same.answers(images), net(images))
 
 
 def test_a_head_is_not_taken_for_other_classes(
