@@ -21,6 +21,7 @@ from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe
 from pareback.lab.trainer import train
 from pareback.page.confusion import plot_confusion
+from pareback.runs.export import network_of
 from pareback.runs.folder import result_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,6 +226,33 @@ def test_other_files_are_normalised_as_the_run_s_own(tmp_path: Path, capsys: pyt
     said = fails(capsys, "evaluate", str(tmp_path / "run"), "--data.path", str(darker))
     assert "does not say what its images were normalised with" in said
     assert asked(capsys, str(tmp_path / "run"))["confusion"] == own["confusion"]
+
+
+def test_a_set_that_comes_with_a_package_is_at_no_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own images were measured, and said to be those of the path."""
+    train(override(Recipe(), {"train.epochs": 1, "train.device": "cpu"}), tmp_path / "run", quiet=True)
+    said = fails(capsys, "evaluate", str(tmp_path / "run"), "--data.path", str(tmp_path))
+    assert "--data.path has no effect with data.kind=digits, whose images come with a package. Drop it." in said
+
+
+def test_the_test_images_of_a_file_are_measured_where_others_were_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With data.val_share a training does not use them; given the file, evaluate does, not a share of its others."""
+    file = write_npz(tmp_path / "a.npz", **arrays(train=40, test=12))
+    changes = {"data.kind": "npz", "data.path": str(file), "data.batch_size": 10, "train.epochs": 1}
+    train(override(Recipe(), {**changes, "data.val_share": 0.2, "train.device": "cpu"}), tmp_path / "run", quiet=True)
+    assert asked(capsys, str(tmp_path / "run"))["count"] == 8
+    found = asked(capsys, str(tmp_path / "run"), "--data.path", str(file))
+    assert (found["count"], found["same_images"]) == (12, False)
+    labels = arrays(train=40, test=12)["test_y"]
+    assert [sum(row) for row in found["confusion"]] == np.bincount(labels).tolist()
+    net = network_of(tmp_path / "run").eval()
+    own = result_of(tmp_path / "run")["normalisation"]
+    pixels = torch.from_numpy(arrays(train=40, test=12)["test_x"]).permute(0, 3, 1, 2).float()
+    mean, std = (torch.tensor(own[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    answers = net((pixels - mean) / std).argmax(1)
+    assert found["accuracy"] == pytest.approx(100.0 * float((answers == torch.from_numpy(labels)).float().mean()))
 
 
 # -- what is not finished, or not a run ------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
 from .data.normalised import as_in_training
-from .data.sources import Source, open_source, same_images, skipped
+from .data.sources import Source, open_source, same_images, skipped, takes_a_path
 from .data.tree import tested_folder
 from .models.build import rebuilt
 from .models.pretrained import load_weights_, read_weights
-from .recipe.schema import Recipe
+from .recipe.schema import DataRecipe, Recipe
 from .train import settings
 from .train.distributed import Team, team
 from .train.evaluate import Judge, Part
@@ -267,7 +267,7 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
         options = recipe.data.image_size, recipe.data.workers, recipe.data.corrupt
         found = EvaluationFolder(path, tuple(names), device, *options)
         return found.decoded() if recipe.data.memory else found  # which scales images in another way
-    source = open_source(recipe.data if path is None else replace(recipe.data, path=path), device)
+    source = open_source(recipe.data if path is None else _elsewhere(recipe.data, path), device)
     if names and tuple(names) != tuple(source.classes):
         odd = sorted(set(names) ^ set(source.classes))
         differ = f"only one of them has {listed(odd)}" if odd else "they are in another order"
@@ -284,6 +284,15 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
             "do not. Evaluate it on its own images, without --data.path."
         )
     return source
+
+
+def _elsewhere(data: DataRecipe, path: str) -> DataRecipe:
+    """Return how to open other images of a run's kind: of a set in memory its test images, held out whatever was."""
+    if not takes_a_path(data.kind):
+        raise InvalidValue(
+            f"--data.path has no effect with data.kind={data.kind}, whose images come with a package. Drop it."
+        )
+    return replace(data, path=path, val_share=data.val_share if data.kind == "folder" else 0.0)
 
 
 def _network(run: Path, recipe: Recipe, result: dict[str, Any], source: Source, classes: int) -> nn.Module:

@@ -103,6 +103,15 @@ def skipped(source: Source) -> tuple[str, ...]:
     return names
 
 
+def takes_a_path(kind: str) -> bool:
+    """Whether data of a kind lie at a path, and do not come with a package.
+
+    >>> takes_a_path("npz"), takes_a_path("digits")
+    (True, False)
+    """
+    return bool(_KINDS[kind].path)
+
+
 def open_source(recipe: DataRecipe, device: torch.device) -> Source:
     """Open the images that a recipe names, small sets on the device.
 
