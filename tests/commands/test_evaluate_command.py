@@ -242,15 +242,16 @@ def test_the_test_images_of_a_file_are_measured_where_others_were_held_out(
     file = write_npz(tmp_path / "a.npz", **arrays(train=40, test=12))
     changes = {"data.kind": "npz", "data.path": str(file), "data.batch_size": 10, "train.epochs": 1}
     train(override(Recipe(), {**changes, "data.val_share": 0.2, "train.device": "cpu"}), tmp_path / "run", quiet=True)
-    assert asked(capsys, str(tmp_path / "run"))["count"] == 8
+    own = asked(capsys, str(tmp_path / "run"))
+    assert (own["count"], own["part"]) == (8, "val")
     found = asked(capsys, str(tmp_path / "run"), "--data.path", str(file))
-    assert (found["count"], found["same_images"]) == (12, False)
+    assert (found["count"], found["part"], found["same_images"]) == (12, "test", False)
     labels = arrays(train=40, test=12)["test_y"]
     assert [sum(row) for row in found["confusion"]] == np.bincount(labels).tolist()
     net = network_of(tmp_path / "run").eval()
-    own = result_of(tmp_path / "run")["normalisation"]
+    seen = result_of(tmp_path / "run")["normalisation"]
     pixels = torch.from_numpy(arrays(train=40, test=12)["test_x"]).permute(0, 3, 1, 2).float()
-    mean, std = (torch.tensor(own[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    mean, std = (torch.tensor(seen[name]).view(-1, 1, 1) for name in ("mean", "std"))
     answers = net((pixels - mean) / std).argmax(1)
     assert found["accuracy"] == pytest.approx(100.0 * float((answers == torch.from_numpy(labels)).float().mean()))
 

@@ -21,7 +21,7 @@ from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
 from .data.normalised import as_in_training
-from .data.sources import Source, open_source, same_images, skipped, takes_a_path
+from .data.sources import Source, holds_the_tests_place, open_source, same_images, skipped, takes_a_path
 from .data.tree import tested_folder
 from .models.build import rebuilt
 from .models.pretrained import load_weights_, read_weights
@@ -185,7 +185,7 @@ def evaluate_run(
         run=run,
         which=which,
         images=_place(recipe, path),
-        part=judge.measures_on,
+        part="val" if path is None and holds_the_tests_place(recipe.data) else judge.measures_on,
         same_images=None if noted is None or found is None else same_images(noted, found),
         unfinished=unfinished,
         loss=loss,

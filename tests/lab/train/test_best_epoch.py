@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,3 +267,19 @@ def test_an_interrupted_run_keeps_the_same_best_epoch(
     for name in ("model", "model-best", "model-ema"):
         assert (out / f"{name}.safetensors").read_bytes() == (run / f"{name}.safetensors").read_bytes()
     assert again["best"] == result_of(run)["best"]
+
+
+def test_held_out_images_in_the_tests_place_are_not_called_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a set in memory, whose test images are not used then: in no line of the output."""
+    command = ["train", "--data.val_share", "0.1", "--train.epochs", "1", "--train.device", "cpu"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "1,212 images to train on, 135 held out to choose by, none to test" in said
+    accuracy = result_of(tmp_path / "run")["accuracy"]
+    assert f"  val {accuracy:.2f} %" in said
+    assert f"digits: {accuracy:.2f} % accuracy on val, " in said
+    assert f"{accuracy:.2f} % of 135 held-out images of digits are right" in said
+    assert not re.search(r"test \d|test images", said)

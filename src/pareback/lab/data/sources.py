@@ -97,6 +97,15 @@ def val_size(source: Source) -> int:
     return source.val_size if isinstance(source, HoldsOut) else 0
 
 
+def holds_the_tests_place(recipe: DataRecipe) -> bool:
+    """Whether images that are held out take the place of the test images, which are not used.
+
+    >>> holds_the_tests_place(DataRecipe(val_share=0.1)), holds_the_tests_place(DataRecipe("folder", val_share=0.1))
+    (True, False)
+    """
+    return recipe.val_share > 0 and recipe.kind != "folder"
+
+
 def skipped(source: Source) -> tuple[str, ...]:
     """Return the names of images that were left out because they cannot be read."""
     names: tuple[str, ...] = getattr(source, "skipped", ())

@@ -28,7 +28,7 @@ from . import interrupts, settings
 from .distributed import Team
 from .evaluate import Judge
 from .optimizers import rate, warn_of_a_high_end
-from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
+from .progress import Board, Clock, Display, Silent, UnheardError, as_said, header, progress
 from .state import Parts
 from .step import Sums, Tally, warn_of_a_layout
 
@@ -252,7 +252,8 @@ class Training:
             self._folder.hold()
             self._folder.append(row)
             self._board.add(row)
-        self._progress.epoch(row, (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch))
+        left = (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch)
+        self._progress.epoch(as_said(row, self._recipe), left)
         if last or self._epoch % self._recipe.train.checkpoint_every == 0:
             self._save()
 
