@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 from pruned_examples import same_state, sparse
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pareback.artifact import BadFile, load, save
+from pareback.artifact import BadFile, export, load, save
 from pareback.artifact.positions import decode, encode, put
-from pareback.artifact.weights import write_plain
+from pareback.artifact.weights import classes_in, write_plain
 from pareback.kernels import gaps
 
 
@@ -222,3 +225,28 @@ def test_saving_takes_little_more_than_the_tensor(density: float, tmp_path: Path
     words = [str(tmp_path / "model.pare"), str(count), str(density)]
     made = subprocess.run([sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, check=True)
     assert int(made.stdout) * 1024 < 1.2 * 4 * count + 20e6
+
+
+# ---------------------------------------------------------------- names of classes
+
+
+@pytest.mark.parametrize("form", ["pare", "safetensors"])
+def test_names_of_classes_are_kept_beside_the_weights(form: Any, tmp_path: Path) -> None:
+    """They change no tensor, other programs may read them, and a file without any says so."""
+    names, there = ["Käfer", "\udcff", "a,b"], state()  # a folder's name need not be UTF-8
+    export(there, tmp_path / "named", form, classes=names)
+    assert classes_in(tmp_path / "named") == tuple(names)
+    assert same_state(load(tmp_path / "named"), there)
+    with safe_open(tmp_path / "named", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == names
+    export(there, tmp_path / "nameless", form)
+    assert classes_in(tmp_path / "nameless") == ()
+
+
+@pytest.mark.parametrize("text", ["cat", "{}", "[1, 2]", "[" * 100_000])
+def test_names_of_classes_that_are_none(text: str, tmp_path: Path) -> None:
+    """Another program may mean something else by the word, or a file be none at all."""
+    save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors", {"classes": text})
+    assert classes_in(tmp_path / "a.safetensors") == ()
+    (tmp_path / "b.pare").write_text(text)
+    assert classes_in(tmp_path / "b.pare") == ()

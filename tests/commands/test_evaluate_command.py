@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupted import stopped
 from PIL import Image
 from tiny_images import arrays, write_npz, write_tree
 
@@ -20,6 +21,7 @@ from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe
 from pareback.lab.trainer import train
 from pareback.page.confusion import plot_confusion
+from pareback.runs.export import network_of
 from pareback.runs.folder import result_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,6 +228,34 @@ def test_other_files_are_normalised_as_the_run_s_own(tmp_path: Path, capsys: pyt
     assert asked(capsys, str(tmp_path / "run"))["confusion"] == own["confusion"]
 
 
+def test_a_set_that_comes_with_a_package_is_at_no_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own images were measured, and said to be those of the path."""
+    train(override(Recipe(), {"train.epochs": 1, "train.device": "cpu"}), tmp_path / "run", quiet=True)
+    said = fails(capsys, "evaluate", str(tmp_path / "run"), "--data.path", str(tmp_path))
+    assert "--data.path has no effect with data.kind=digits, whose images come with a package. Drop it." in said
+
+
+def test_the_test_images_of_a_file_are_measured_where_others_were_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With data.val_share a training does not use them; given the file, evaluate does, not a share of its others."""
+    file = write_npz(tmp_path / "a.npz", **arrays(train=40, test=12))
+    changes = {"data.kind": "npz", "data.path": str(file), "data.batch_size": 10, "train.epochs": 1}
+    train(override(Recipe(), {**changes, "data.val_share": 0.2, "train.device": "cpu"}), tmp_path / "run", quiet=True)
+    own = asked(capsys, str(tmp_path / "run"))
+    assert (own["count"], own["part"]) == (8, "val")
+    found = asked(capsys, str(tmp_path / "run"), "--data.path", str(file))
+    assert (found["count"], found["part"], found["same_images"]) == (12, "test", False)
+    labels = arrays(train=40, test=12)["test_y"]
+    assert [sum(row) for row in found["confusion"]] == np.bincount(labels).tolist()
+    net = network_of(tmp_path / "run").eval()
+    seen = result_of(tmp_path / "run")["normalisation"]
+    pixels = torch.from_numpy(arrays(train=40, test=12)["test_x"]).permute(0, 3, 1, 2).float()
+    mean, std = (torch.tensor(seen[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    answers = net((pixels - mean) / std).argmax(1)
+    assert found["accuracy"] == pytest.approx(100.0 * float((answers == torch.from_numpy(labels)).float().mean()))
+
+
 # -- what is not finished, or not a run ------------------------------------------------------------------------------
 
 
@@ -238,8 +268,33 @@ def test_a_run_that_was_interrupted_is_measured_and_said_to_be(run: Path, capsys
     assert f"Go on with: pareback train --resume {run}" in said
     assert asked(capsys, str(run))["finished"] is False
     assert "is not finished. Drop --model" in fails(capsys, "evaluate", str(run), "--model", "best")
+    assert asked(capsys, str(run))["same_images"] is True
+    saved = (run / "checkpoint.pt").read_bytes()
+    (run / "checkpoint.pt").write_bytes(saved[: len(saved) // 2] + b"damaged" + saved[len(saved) // 2 + 7 :])
+    assert main(["evaluate", str(run)]) == 1
+    assert "checkpoint.pt' is damaged" in capsys.readouterr().err
     (run / "checkpoint.pt").unlink()
     assert "was interrupted before its first checkpoint" in fails(capsys, "evaluate", str(run))
+
+
+def test_a_run_that_was_interrupted_knows_its_images_and_classes(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A renamed class would move the labels of all others; classes of another tree go by their names, too."""
+    here, run = Path(shutil.copytree(tree, tmp_path / "tree")), tmp_path / "run"
+    stopped(override(Recipe(), {**TREE, "data.path": str(here)}), run, monkeypatch, steps=2)
+    own = asked(capsys, str(run))
+    shutil.rmtree(here / "val" / "ant")
+    fewer = asked(capsys, str(run), "--data.path", str(here))
+    assert fewer["confusion"] == [[0, 0, 0], *own["confusion"][1:]]
+    shutil.copytree(tree / "val" / "ant", here / "val" / "ant")
+    shutil.copy(here / "val" / "ant" / "1.png", here / "val" / "ant" / "0.png")
+    assert main(["evaluate", str(run)]) == 0
+    assert "They are not those that the run was measured on." in capsys.readouterr().out
+    for part in ("train", "val"):
+        (here / part / "ant").rename(here / part / "zebra")
+    said = fails(capsys, "evaluate", str(run))
+    assert "The images and the run are not of the same classes: only one of them has 'ant', 'zebra'." in said
 
 
 @pytest.mark.parametrize(

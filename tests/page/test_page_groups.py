@@ -13,8 +13,10 @@ from page_runs import content, curve, write
 from pareback.page import datasets
 from pareback.page.charts.theme import DARK, DASHES, LIGHT, SHAPES, legend_columns, looks
 from pareback.page.details import chosen, detail, ranked, spaced
+from pareback.page.document import page
 from pareback.page.figures import charts_of
 from pareback.page.groups import TaskRuns
+from pareback.page.references import references
 from pareback.page.report import StoreReport, collect
 
 
@@ -109,6 +111,16 @@ def test_networks_and_data_make_tasks_the_largest_first(tmp_path: Path) -> None:
         "conv on digits, 10 classes",
         "lenet-300-100 on digits, 10 classes",
     ]
+
+
+def test_errors_on_held_out_images_are_not_called_those_on_the_test(tmp_path: Path) -> None:
+    """They are a task of their own, to which results of a paper on the test images do not belong."""
+    wrn = {"model__name": "wrn", "data__kind": "npz", "data__path": "cifar100.npz"}
+    found = report(tmp_path, content(**wrn), content(**wrn, data__val_share=0.1), content(**wrn, data__val_share=0.2))
+    names = [task.name for task in found.tasks]
+    assert names == ["WRN-16-8, images held out of cifar100, 10 classes", "WRN-16-8 on cifar100, 10 classes"]
+    assert [reference.fits(name) for name in names for reference in references("table2")[:1]] == [False, True]
+    assert "test error" not in page(found).lower()
 
 
 def test_counts_that_are_missing_leave_a_point_out_of_their_chart_alone(tmp_path: Path) -> None:

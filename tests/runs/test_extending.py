@@ -121,6 +121,15 @@ def test_a_cosine_goes_down_to_its_end(tmp_path: Path) -> None:
     unchanged(tmp_path, override(LONGER, cosine), r"cannot go on to train.epochs=5: its schedule, cosine, goes down to")
 
 
+@pytest.mark.parametrize("kind", ["acdc", "gmp", "oneshot", "rigl"])
+def test_masks_follow_a_plan_for_the_whole_training(kind: str, tmp_path: Path) -> None:
+    """When they are chosen depends on its length, so that the steps that are done are none of a longer run's."""
+    short = override(RECIPE, {"goal.kind": kind, "goal.ramp": None})
+    train(short, tmp_path, quiet=True)
+    with pytest.raises(ValueError, match=f"goal.kind={kind} chooses its masks by a plan for 2 epochs, and in a longer"):
+        train(override(short, {"train.epochs": 5}), tmp_path, quiet=True, resume=True)
+
+
 def test_a_ramp_is_a_share_of_the_training(tmp_path: Path) -> None:
     """The message says which share keeps it, and with that share it goes on."""
     ramp = {"goal.ramp": None}

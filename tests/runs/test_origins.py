@@ -16,6 +16,7 @@ from pareback.cli import main
 from pareback.curves.grid import Point
 from pareback.curves.planning import tasks
 from pareback.lab.data import tree
+from pareback.lab.data.decoded import DecodedFolder
 from pareback.lab.data.folder import Folder
 from pareback.lab.data.sources import fingerprint
 from pareback.lab.recipe.reading import override
@@ -140,6 +141,35 @@ def test_other_images_are_another_run(images: Recipe, others: str, tmp_path: Pat
     assert train(override(images, {"data.path": str(copy)}), tmp_path / "run", quiet=True) == result
 
 
+def test_other_images_in_the_same_place_are_another_run(images: Recipe, others: str, tmp_path: Path) -> None:
+    """A finished run is not passed off as theirs; where its images are gone there are no others."""
+    place = Path(str(images.data.path))
+    result = train(images, tmp_path / "run", quiet=True)
+    assert train(images, tmp_path / "run", quiet=True) == result
+    shutil.copy(others, place)
+    with pytest.raises(ValueError, match=r"finished: data\.path=.*a\.npz holds other images than it was begun with"):
+        train(images, tmp_path / "run", quiet=True)
+    place.unlink()
+    assert train(images, tmp_path / "run", quiet=True) == result
+
+
+@pytest.mark.parametrize("more", [{}, {"data.memory": True}, {"data.corrupt": "skip"}], ids=str)
+def test_exchanged_photographs_are_noticed_without_decoding_any(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, run = write_tree(tmp_path / "tree"), tmp_path / "run"
+    if "data.corrupt" in more:
+        (here / "train" / "cat" / "0.png").write_bytes(b"no image")
+    data = DataRecipe("folder", path=str(here), batch_size=4, image_size=8, workers=0)
+    recipe = override(Recipe(data=data, train=TrainRecipe(epochs=1, device="cpu")), more)
+    result = train(recipe, run, quiet=True)
+    monkeypatch.setattr(DecodedFolder, "__init__", lambda *_, **__: pytest.fail("images were decoded"))
+    assert train(recipe, run, quiet=True) == result
+    shutil.copy(here / "train" / "cat" / "1.png", here / "train" / "dog" / "0.png")
+    with pytest.raises(ValueError, match=r"tree holds other images than it was begun with\. Give another folder with"):
+        train(recipe, run, quiet=True)
+
+
 def test_a_run_goes_on_with_its_own_images(
     images: Recipe, others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +256,12 @@ def test_another_teacher_of_the_same_name_is_another_run(tmp_path: Path, monkeyp
         train(other, tmp_path / "done", quiet=True)
     with pytest.raises(ValueError, match=r"cannot go on: teacher\.run=.*dense holds other weights"):
         train(other, tmp_path / "half", quiet=True, resume=True)
-    shutil.move(teachers[0], tmp_path / "renamed")
+    kept = shutil.copytree(teachers[0], tmp_path / "kept")
+    anew = override(DIGITS, {"goal.kind": "dense", "goal.sparsity": None, "seed": 2})
+    train(anew, teachers[0], quiet=True, force=True)
+    with pytest.raises(ValueError, match=r"holds another run, finished: teacher\.run=.*dense holds other weights"):
+        train(taught, tmp_path / "done", quiet=True)
+    shutil.move(kept, tmp_path / "renamed")
     moved = override(DIGITS, {"teacher.run": str(tmp_path / "renamed")})
     assert train(moved, tmp_path / "done", quiet=True) == result
     train(moved, tmp_path / "half", quiet=True, resume=True)
@@ -280,3 +315,31 @@ def test_other_weights_to_start_from_are_another_run(tmp_path: Path) -> None:
         moved = Path(shutil.move(place, tmp_path / f"moved-{place.name}"))
         assert train(override(begun, {"model.pretrained": str(moved)}), out, quiet=True) == done
         shutil.move(moved, place)
+
+
+@pytest.mark.parametrize("kind", ["digits", "folder"])
+def test_images_that_the_start_has_seen_are_no_measure(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A share that it did not hold out is in its weights. It is not where it held out as much, or saw other images."""
+    data = DataRecipe(batch_size=256)
+    if kind == "folder":
+        place = str(write_tree(tmp_path / "tree", train=10))
+        data = DataRecipe(kind="folder", path=place, batch_size=4, image_size=8, workers=0)
+    recipe = Recipe(data=data, train=TrainRecipe(epochs=1, device="cpu"))
+    for share in (0.0, 0.2):
+        train(override(recipe, {"data.val_share": share}), tmp_path / f"{share}", quiet=True)
+
+    def said(start: Path, **changes: Any) -> str:
+        caplog.clear()
+        begun = override(recipe, {"model.pretrained": str(start), "data.val_share": 0.2, **changes})
+        train(begun, tmp_path / "run", quiet=True, force=True)
+        return caplog.text
+
+    for start in (tmp_path / "0.0", tmp_path / "0.0" / "model.safetensors"):
+        assert f"{start} learned from images that are held out here (data.val_share is 0 there and 0.2 h" in said(start)
+    assert not said(tmp_path / "0.2")
+    assert not said(tmp_path / "0.2", **{"data.val_share": 0.1})
+    assert not said(tmp_path / "0.0", **{"data.val_share": 0.0})
+    if kind == "folder":
+        assert not said(tmp_path / "0.0", **{"data.path": str(write_tree(tmp_path / "other", train=11))})

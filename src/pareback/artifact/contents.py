@@ -8,6 +8,8 @@
     shared     {name: {"of": name, "at": place in the state dict}} of tensors that are another one, and
                {..., "offset", "shape", "strides"} of those that are a view of its memory
     mark       what stands between a name and "values", where it is not ":"
+    classes    [name, ...] of the classes that a run's network tells apart, in the order of its answers; plain files of
+               a run have this one too. No tensor needs it, and readers that do not know it pass over it
 
 A part called "name:storage" is no tensor, only memory that views share. Entries that would be empty are left out.
 """
@@ -32,6 +34,9 @@ _VERSION_KEY = "pareback"
 
 #: The entry of the metadata that a compiled engine has besides.
 ENGINE = "engine"
+
+#: The entry with the names of classes.
+CLASSES = "classes"
 
 #: Types that values may be rounded to on request, and those they may stand for.
 NARROW = {"F16": torch.float16, "BF16": torch.bfloat16}

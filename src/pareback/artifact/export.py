@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import InvalidType, InvalidUse, InvalidValue
 from ..files import replacing
 from ..messages import listed, one_of
-from .save import save
+from .save import narrow_type, write_state
 from .state import tensors_of, unwrapped
-from .weights import read_weights, write_plain
+from .weights import noted_classes, read_weights, write_plain
 
 FORMATS = ("pare", "safetensors", "onnx")
 
@@ -35,12 +35,14 @@ def export(
     values: Literal["float16", "bfloat16"] | None = None,
     model: nn.Module | None = None,
     example_inputs: Any = None,
+    classes: Sequence[str] = (),
 ) -> None:
     """Write the weights of ``source`` to the file ``out``.
 
     ``source`` is a state dict, a .pare, .safetensors or .pt file, or a folder with a model.safetensors. ``values`` is
-    for .pare files, see :func:`save`. ONNX holds a network and not only weights: it takes the ``model``, into which the
-    weights are loaded, and ``example_inputs``, see :func:`to_onnx`.
+    for .pare files, see :func:`pareback.artifact.save`. The names of ``classes`` go into a .pare or .safetensors file
+    too, so that a head is not taken for that of others. ONNX holds a network and not only weights: it takes the
+    ``model``, into which the weights are loaded, and ``example_inputs``, see :func:`to_onnx`.
     """
     one_of("format", format, FORMATS)
     if values is not None and format != "pare":
@@ -49,9 +51,9 @@ def export(
         raise InvalidValue("ONNX holds a network and not only weights. Give the model and example_inputs as well.")
     weights = tensors_of(source if isinstance(source, Mapping) else read_weights(Path(source)))
     if format == "pare":
-        save(weights, out, values=values)
+        write_state(weights, Path(out), noted_classes(classes), narrow_type(values))
     elif format == "safetensors":
-        write_plain(Path(out), weights)
+        write_plain(Path(out), weights, classes=classes)
     else:
         assert model is not None
         _fill(model, weights)

@@ -55,9 +55,15 @@ def save(
     1248
     True
     """
-    if values is not None:
-        one_of("values", values, _NARROW)
-    write_state(tensors_of(model), path_or_file(path, "write"), narrow=None if values is None else _NARROW[values])
+    write_state(tensors_of(model), path_or_file(path, "write"), narrow=narrow_type(values))
+
+
+def narrow_type(values: str | None) -> torch.dtype | None:
+    """Return the type that values are rounded to on request."""
+    if values is None:
+        return None
+    one_of("values", values, _NARROW)
+    return _NARROW[values]
 
 
 def write_state(

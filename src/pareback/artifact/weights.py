@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..errors import BadFile, InvalidType, MissingFile
 from ..kernels import shrunk
 from .check import verify
 from .container import Piece, Reader, blaming, write
-from .contents import contents_of, is_engine, is_pare, plain_contents
+from .contents import CLASSES, contents_of, is_engine, is_pare, plain_contents
 from .elements import BY_CODE, NEWER_CODES, as_bits, name_of
 from .intact import check_own_file
 from .load import read_all, refuse_engine
@@ -81,10 +82,32 @@ def holds_engine(path: Path) -> bool:
         return path.suffix == ".pbe"
 
 
-def write_plain(path: Path, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
+def noted_classes(names: Sequence[str]) -> dict[str, str]:
+    """Return what a file's metadata say of the classes that its network tells apart; nothing where none are known.
+
+    >>> noted_classes(["cat", "dog"])
+    {'classes': '["cat", "dog"]'}
+    """
+    return {CLASSES: json.dumps(list(names))} if names else {}
+
+
+def classes_in(path: Path) -> tuple[str, ...]:
+    """Return the names of the classes that a file's network tells apart, in their order; none where it does not say."""
+    if not path.is_file() or not _is_safetensors(path):
+        return ()
+    try:
+        with Reader(path) as reader:
+            names = json.loads(reader.metadata.get(CLASSES, "[]"))
+    except (BadFile, ValueError, RecursionError):  # who reads the weights says what is wrong with the file
+        return ()
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+
+
+def write_plain(path: Path, tensors: dict[str, Tensor], *, classes: Sequence[str] = (), alone: bool = False) -> None:
     """Write an ordinary safetensors file; tensors that share memory become copies of their own.
 
-    For ``alone`` see :func:`pareback.files.replacing`.
+    ``classes`` are the names of those that the network tells apart. For ``alone`` see
+    :func:`pareback.files.replacing`.
     """
     odd = [name for name, tensor in tensors.items() if tensor.dtype not in _CODES]
     if odd:
@@ -96,7 +119,7 @@ def write_plain(path: Path, tensors: dict[str, Tensor], *, alone: bool = False) 
         Piece(name, _CODES[tensor.dtype], list(tensor.shape), as_bits(in_order(tensor)))
         for name, tensor in tensors.items()
     ]
-    write(path, pieces, {"format": "pt"}, checksums=False, alone=alone)
+    write(path, pieces, {"format": "pt", **noted_classes(classes)}, checksums=False, alone=alone)
 
 
 def _is_safetensors(path: Path) -> bool:

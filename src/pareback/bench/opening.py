@@ -12,7 +12,7 @@ from ..artifact.weights import holds_engine, read_weights
 from ..errors import InvalidValue, MissingFile
 from ..files import expanded
 from ..lab.data.sources import open_source
-from ..lab.models.build import build
+from ..lab.models.build import rebuilt
 from ..lab.recipe.reading import read
 from ..lab.recipe.schema import DataRecipe, Recipe
 from ..runs.folder import made_for, recipe_of
@@ -56,7 +56,7 @@ def open_subject(source: Path, given: Given) -> Subject:
         raise InvalidValue(f"{str(parts.weights)!r} has zeros of its own. Leave out --sparsity, or the weights.")
     images, shape, classes = _images(parts, given)
     torch.manual_seed(parts.recipe.seed)
-    model = build(replace(parts.recipe.model, pretrained=None), classes, shape)
+    model = rebuilt(parts.recipe.model, classes, shape)
     inputs = torch.randn(EXAMPLES, *shape, generator=torch.Generator().manual_seed(7)) if images is None else images
     if parts.weights is None:
         about = _mask(model, parts.recipe, given.sparsity, inputs)

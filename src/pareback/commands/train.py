@@ -97,8 +97,8 @@ def _summary(result: dict[str, Any], out: Path) -> str:
 
 def _measured_on(result: dict[str, Any]) -> str:
     """Say which images an accuracy is of, where some were held out to choose by, and what the test images say."""
-    if "best" not in result:
-        return ""
+    if "best" not in result:  # a set in memory: images that are held out take the test's place
+        return " on val" if result["recipe"]["data"].get("val_share") else ""
     test = result["test_accuracy"]
     return " on val" + (" (there is no test)" if test is None else f" ({test:.2f} % on test)")
 

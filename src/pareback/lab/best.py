@@ -44,7 +44,7 @@ class Best:
 
     def consider(self, epoch: int, sums: Sums, model: nn.Module, pruner: Pruner | None, last: bool) -> None:
         """Take an epoch over if it is better; the model holds what :func:`landed` shows."""
-        meets, found = _meets_its_goal(pruner), self._found
+        meets, found = meets_its_goal(pruner), self._found
         if not meets and (not last or found is not None):
             return
         if (
@@ -76,7 +76,8 @@ def landed(pruner: Pruner | None) -> Iterator[None]:
         yield
 
 
-def _meets_its_goal(pruner: Pruner | None) -> bool:
+def meets_its_goal(pruner: Pruner | None) -> bool:
+    """Whether the model keeps to its budget by now, or nearly so."""
     if pruner is None:
         return True
     if not pruner.ramp_ended:

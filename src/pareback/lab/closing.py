@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..runs.folder import RunFolder
-from .best import Best
+from .best import Best, meets_its_goal
 from .data.sources import Source
 from .models.learning import frozen_norms
 from .recalibration import Figures, Recalibration
@@ -17,6 +17,19 @@ from .train.distributed import Team
 from .train.evaluate import Judge
 from .train.state import Parts
 from .train.step import Sums
+
+
+class _Measured(NamedTuple):
+    """An epoch's network in the end, and what came of new statistics for it."""
+
+    epoch: int
+    figures: Figures
+    renewed: dict[str, Any] | None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What is higher for the better of two, by the images that are held out."""
+        return self.figures["val_accuracy"], -self.figures["val_loss"]
 
 
 class Closing:
@@ -38,17 +51,16 @@ class Closing:
         figures, renewed = self._recalibrated(model, known, self._figures)
         self._save(model, "model")
         average = self._average()
-        if (
-            best.epoch is not None and not is_best
-        ):  # the last thing that is done with the model: other weights take the place of its own
-            model.load_state_dict(best.weights)
+        last = _Measured(row["epoch"], figures, renewed)
+        # The last thing that is done with the model: other weights take the place of its own.
+        chosen = self._chosen(last, best, is_best) if self._judge.chooses_by == "val" else {}
         return {
             "accuracy": figures[f"{self._judge.chooses_by}_accuracy"],
             "accuracy_before_finish": row[f"{self._judge.chooses_by}_accuracy"],
             "test_loss": figures.get("test_loss"),
             "recalibration": renewed,
             **average,
-            **self._choice(figures, best, (figures, renewed) if is_best else None),
+            **chosen,
             **counts,
         }
 
@@ -63,21 +75,25 @@ class Closing:
         test = {"ema_test_accuracy": figures.get("test_accuracy")} if self._judge.chooses_by == "val" else {}
         return {**found, **test}
 
-    def _choice(self, last: Figures, best: Best, known: tuple[Figures, dict[str, Any] | None] | None) -> dict[str, Any]:
+    def _chosen(self, last: _Measured, best: Best, is_best: bool) -> dict[str, Any]:
         """Return what test images say of a run that was judged by others, and what both say of its best epoch.
 
-        Nothing where no images are held out: then ``accuracy`` is that on the test images. Otherwise it is that on the
-        images that are held out, by which anybody may choose between runs. ``known`` is what was found of the best
-        epoch if it is the last.
+        ``accuracy`` is then that on the images that are held out, by which anybody may choose between runs. With new
+        statistics the last epoch, ``last``, may be the best after all.
         """
-        if self._judge.chooses_by != "val":
-            return {}
-        model = self._parts.model
-        figures, renewed = known or self._recalibrated(model, self._figures(model), self._figures)
+        model, found = self._parts.model, last
+        if best.epoch is not None and not is_best:
+            meets, own = meets_its_goal(self._parts.pruner), {n: v.clone() for n, v in model.state_dict().items()}
+            model.load_state_dict(best.weights)
+            found = _Measured(best.epoch, *self._recalibrated(model, self._figures(model), self._figures))
+            if meets and last.rank > found.rank:
+                model.load_state_dict(own)
+                found = last
         self._save(model, "best")
         nonzeros = sum(int(parameter.count_nonzero()) for parameter in model.parameters())
-        about = {"nonzeros": nonzeros, "recalibration": renewed, **_named(figures)}
-        return {"measured_on": "val", **_named(last), "best": {"epoch": best.epoch, **about}}
+        about = {"nonzeros": nonzeros, "recalibration": found.renewed, **_named(found.figures)}
+        epoch = best.epoch if is_best else found.epoch
+        return {"measured_on": "val", **_named(last.figures), "best": {"epoch": epoch, **about}}
 
     def _figures(self, net: nn.Module, known: dict[str, Any] | None = None) -> Figures:
         """Measure a network on what is held out and on the test images; ``known`` has what was measured of it."""
@@ -92,7 +108,7 @@ class Closing:
 
     def _save(self, net: nn.Module, name: str) -> None:
         if self._team.leads:
-            outcome.save(net, getattr(self._folder, name))
+            outcome.save(net, getattr(self._folder, name), self._source.classes)
 
 
 def _named(figures: Figures) -> dict[str, float | None]:

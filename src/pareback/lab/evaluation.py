@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from ..errors import InvalidValue, MissingFile
 from ..files import expanded
 from ..messages import counted, listed
+from ..runs import checkpoints
 from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_command
 from ..runs.results import names_of
 from ..runs.trust import admit
 from .data.folder import Corrupt, EvaluationFolder
-from .data.sources import Source, open_source, same_images, skipped
+from .data.normalised import as_in_training
+from .data.sources import Source, holds_the_tests_place, open_source, same_images, skipped, takes_a_path
 from .data.tree import tested_folder
-from .models.build import build
+from .models.build import rebuilt
 from .models.pretrained import load_weights_, read_weights
-from .recipe.schema import Recipe
+from .recipe.schema import DataRecipe, Recipe
 from .train import settings
 from .train.distributed import Team, team
 from .train.evaluate import Judge, Part
@@ -156,7 +158,7 @@ def evaluate_run(
     A run that is not finished answers with the weights of its last checkpoint. Code that it names is imported under
     the conditions of :func:`pareback.runs.trust.admit`.
     """
-    recipe, result, unfinished = _known(run, which)
+    recipe, result, unfinished, state = _known(run, which)
     recipe = replace(
         recipe,
         data=replace(
@@ -170,19 +172,20 @@ def evaluate_run(
     with _alone(recipe) as here, settings.applied(recipe, here.device):
         source = _images(recipe, result, path, here.device)
         names = tuple(result.get("class_names") or source.classes)
-        net = _network(run, recipe, result, which, source, len(names)).to(here.device)
-        if recipe.train.channels_last:
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        judge = Judge(source, Forward.of(recipe, here.device), here, recipe.data.batch_size, Clock())
-        normalised = _Normalised(net, source, result)
-        confusion, loss = _counted(judge.answers(normalised, judge.measures_on), len(names))
+        forward = Forward.of(recipe, here.device)
+        model = _network(run, recipe, result, source, len(names))
+        _fill_(model, RunFolder(run), which, state, len(names))
+        net = forward.placed(model)
+        judge = Judge(source, forward, here, recipe.data.batch_size, Clock())
+        own = as_in_training(net, source, result)
+        confusion, loss = _counted(judge.answers(own, judge.measures_on), len(names))
     noted = (result.get("origins") or {}).get("data")
     found = source.fingerprint or None
     return Evaluation(
         run=run,
         which=which,
         images=_place(recipe, path),
-        part=judge.measures_on,
+        part="val" if path is None and holds_the_tests_place(recipe.data) else judge.measures_on,
         same_images=None if noted is None or found is None else same_images(noted, found),
         unfinished=unfinished,
         loss=loss,
@@ -199,8 +202,11 @@ def _place(recipe: Recipe, path: str | None) -> str:
     return str(tested_folder(expanded(path)) or path)
 
 
-def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
-    """Return a run's recipe, its result, of which an unfinished one has none, and a sentence about the latter."""
+def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str, dict[str, Any] | None]:
+    """Return a run's recipe and its result.
+
+    Of one that is not finished, return what is known of the latter, a sentence that says so, and its checkpoint.
+    """
     folder = RunFolder(run)
     if folder.result.exists():
         result = result_of(run)
@@ -209,7 +215,7 @@ def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
         if which != "last" and not getattr(folder, _FILES[which]).exists():
             need = {"best": "data.val_share=0.1 on a folder of images", "ema": "train.ema=0.999"}[which]
             raise InvalidValue(f"The run {str(run)!r} kept no {which} model. Train it with {need}, or drop --model.")
-        return recipe_of(run), result, ""
+        return recipe_of(run), result, "", None
     if not folder.recipe.exists():
         raise MissingFile(f"{str(run)!r} holds no run. Give the folder of one.")
     if not folder.checkpoint.exists():
@@ -223,7 +229,9 @@ def _known(run: Path, which: Which) -> tuple[Recipe, dict[str, Any], str]:
         f"The run in {str(run)!r} is not finished: these are the weights of its last checkpoint, which may not be down "
         f"to the budget yet. Go on with: {resume_command(run)}"
     )
-    return recipe_of(run), {}, said
+    state = checkpoints.load(folder.checkpoint)
+    known: dict[str, Any] = {name: state[name] for name in ("origins", "class_names") if name in state}
+    return recipe_of(run), known, said, state
 
 
 def _check_names(run: Path, result: dict[str, Any]) -> None:
@@ -259,7 +267,7 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
         options = recipe.data.image_size, recipe.data.workers, recipe.data.corrupt
         found = EvaluationFolder(path, tuple(names), device, *options)
         return found.decoded() if recipe.data.memory else found  # which scales images in another way
-    source = open_source(recipe.data if path is None else replace(recipe.data, path=path), device)
+    source = open_source(recipe.data if path is None else _elsewhere(recipe.data, path), device)
     if names and tuple(names) != tuple(source.classes):
         odd = sorted(set(names) ^ set(source.classes))
         differ = f"only one of them has {listed(odd)}" if odd else "they are in another order"
@@ -278,9 +286,17 @@ def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: to
     return source
 
 
-def _network(
-    run: Path, recipe: Recipe, result: dict[str, Any], which: Which, source: Source, classes: int
-) -> nn.Module:
+def _elsewhere(data: DataRecipe, path: str) -> DataRecipe:
+    """Return how to open other images of a run's kind: of a set in memory its test images, held out whatever was."""
+    if not takes_a_path(data.kind):
+        raise InvalidValue(
+            f"--data.path has no effect with data.kind={data.kind}, whose images come with a package. Drop it."
+        )
+    return replace(data, path=path, val_share=data.val_share if data.kind == "folder" else 0.0)
+
+
+def _network(run: Path, recipe: Recipe, result: dict[str, Any], source: Source, classes: int) -> nn.Module:
+    """Return the network of a run, without its weights, if it is for images like these."""
     shape = tuple(result.get("shape") or source.shape)
     if shape != tuple(source.shape) or result.get("classes", classes) != classes:
         theirs = "×".join(map(str, shape))
@@ -288,33 +304,13 @@ def _network(
             f"The run {str(run)!r} is for {result.get('classes', classes)} classes and images of {theirs}, and these "
             f"are of {classes} and {'×'.join(map(str, source.shape))}. Give images like those it was trained on."
         )
-    folder = RunFolder(run)
-    file: Path = getattr(folder, _FILES[which]) if result else folder.checkpoint
-    # What it began with is overwritten, and may not be there any more.
-    model = build(replace(recipe.model, pretrained=None), classes, source.shape)
-    load_weights_(model, read_weights(file), classes, str(file))
-    return model
+    return rebuilt(recipe.model, classes, source.shape)
 
 
-class _Normalised(nn.Module):
-    """A network that is given images as its own training normalised them, whatever statistics another set has."""
-
-    def __init__(self, net: nn.Module, source: Source, result: dict[str, Any]) -> None:
-        super().__init__()
-        self._net = net
-        own: dict[str, Any] = result.get("normalisation") or {}
-        mean, std = (tuple(getattr(source, name, ())) for name in ("mean", "std"))
-        there = tuple(own.get("mean", mean)), tuple(own.get("std", std))
-        self._scale: Tensor | None = None
-        if there != (mean, std):
-            device = next(net.parameters()).device
-            theirs = [torch.tensor(values, device=device).view(-1, 1, 1) for values in there]
-            ours = [torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std)]
-            self._scale, self._offset = ours[1] / theirs[1], (ours[0] - theirs[0]) / theirs[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self._net(x if self._scale is None else x * self._scale + self._offset)
-        return answer
+def _fill_(model: nn.Module, folder: RunFolder, which: Which, state: dict[str, Any] | None, classes: int) -> None:
+    """Load the weights of a run that is finished, or those of its checkpoint."""
+    file: Path = getattr(folder, _FILES[which]) if state is None else folder.checkpoint
+    load_weights_(model, read_weights(file) if state is None else checkpoints.weights_of(state), classes, str(file))
 
 
 def _counted(answers: Iterator[tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, float]:

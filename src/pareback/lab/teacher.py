@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,8 @@ from ..errors import InvalidValue
 from ..files import expanded
 from ..messages import listed
 from ..runs.export import network_of
-from ..runs.folder import class_names, made_for
+from ..runs.folder import class_names, made_for, result_of
+from .data.normalised import as_in_training
 from .data.sources import Source
 from .models.build import build
 from .models.pretrained import other_classes, start_from_
@@ -27,8 +29,10 @@ class Teacher:
         self._weight, self._temperature = recipe.weight, recipe.temperature
 
     @staticmethod
-    def of(recipe: Recipe, source: Source, device: torch.device, trust: bool = False) -> Teacher | None:
-        """Return a recipe's teacher, ready on the device, or None if it has none.
+    def of(
+        recipe: Recipe, source: Source, placed: Callable[[nn.Module], nn.Module], trust: bool = False
+    ) -> Teacher | None:
+        """Return a recipe's teacher, ready where ``placed`` puts a network, or None if it has none.
 
         Code that its run names is imported if it is the user's, if the recipe names it too, or on ``trust``.
         """
@@ -36,9 +40,7 @@ class Teacher:
             return None
         with torch.random.fork_rng(devices=[]):  # initial weights that it draws must not change the student's training
             net = _start(recipe, source) if recipe.teacher.run == START else _of_run(recipe, source, trust)
-        net.eval().requires_grad_(False).to(device)
-        if recipe.train.channels_last:
-            net.to(memory_format=torch.channels_last)
+        net = placed(net.eval().requires_grad_(False))
         return Teacher(recipe.teacher, torch.compile(net, dynamic=False) if recipe.train.compile else net)  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -71,7 +73,7 @@ def _start(recipe: Recipe, source: Source) -> nn.Module:
     """Return the network that the training starts from, as it was before; its classes are to be the same."""
     classes, place = len(source.classes), str(recipe.model.pretrained)
     net = build(replace(recipe.model, pretrained=None), classes, source.shape)
-    head = start_from_(net, place, classes, source.classes)
+    head = start_from_(net, place, classes, source.classes, again=True)
     if head:
         raise InvalidValue(
             f"teacher.run=start is of no use: {place} does not tell these classes apart, and the head begins anew "
@@ -81,7 +83,7 @@ def _start(recipe: Recipe, source: Source) -> nn.Module:
 
 
 def _of_run(recipe: Recipe, source: Source, trust: bool) -> nn.Module:
-    """Return a finished run's network for the same images and classes."""
+    """Return a finished run's network for the same classes, and images that it reads as those of its training."""
     run = expanded(str(recipe.teacher.run))
     theirs, ours = made_for(run), (len(source.classes), source.shape)
     if theirs != ours:
@@ -96,4 +98,4 @@ def _of_run(recipe: Recipe, source: Source, trust: bool) -> nn.Module:
             f"The teacher {str(run)!r} would teach wrong labels: it is for {other}. Give a run on the same data as "
             "teacher.run."
         )
-    return network_of(run, trust=trust, known=recipe.model.name)
+    return as_in_training(network_of(run, trust=trust, known=recipe.model.name), source, result_of(run))

@@ -13,7 +13,7 @@ from ..files import expanded
 from ..messages import lacks_memory
 from ..runs import checkpoints
 from ..runs.folder import RunFolder, Standing, result_of, resume_command
-from ..runs.origins import changed_since
+from ..runs.origins import changed_since, forget_images
 from ..runs.trust import recall, remember
 from .recipe.checks import check, check_machine
 from .recipe.schema import START, Recipe
@@ -93,6 +93,7 @@ def _check_teacher(recipe: Recipe, folder: RunFolder) -> None:
 
 def _finished(folder: RunFolder, recipe: Recipe, quiet: bool) -> dict[str, Any]:
     result = result_of(folder.path)
+    forget_images()
     other = changed_since(result, recipe)
     if other:
         raise InvalidValue(

@@ -20,7 +20,7 @@ _HEADINGS = (
     ("Seed", False, ""),
     ("Method", True, ""),
     ("Asked", True, "the budget, or the penalty's weight"),
-    ("Error (%)", False, "of the test images"),
+    ("Error (%)", False, "of the test images, or of those that are held out, as the task says"),
     ("To dense (points)", False, "how much higher the error is than the dense network's"),
     ("Non-zeros", False, "parameters of the whole network"),
     ("Zeros (%)", False, "in the pruned tensors"),

@@ -72,13 +72,16 @@ def task(recipe: Mapping[str, Any], classes: Any) -> str:
 
     >>> task(flat({"model": {"name": "wrn"}, "data": {"kind": "npz", "path": "cifar100.npz"}}), 100)
     'WRN-16-8 on cifar100, 100 classes'
+    >>> task(flat({"data": {"val_share": 0.1}}), 10)  # whose accuracy is not that on the test images
+    'lenet-300-100, images held out of digits, 10 classes'
     """
     name = recipe["model.name"]
     network = f"WRN-{recipe['model.depth']}-{recipe['model.width']}" if name == "wrn" else str(name)
     data = recipe["data.kind"]
     if data in ("npz", "folder") and recipe["data.path"]:
         data = PurePath(str(recipe["data.path"])).stem
-    return f"{network} on {data}" + (f", {classes} classes" if isinstance(classes, int) else "")
+    held = ", images held out of" if recipe["data.val_share"] else " on"
+    return f"{network}{held} {data}" + (f", {classes} classes" if isinstance(classes, int) else "")
 
 
 def method(recipe: Mapping[str, Any]) -> str:

@@ -32,8 +32,6 @@ _ON_CPU = {
     "train.precision": "fp32",
     "train.compile": False,
     "train.cuda_graph": False,
-    # Narrow networks in this layout crash in the backward pass of oneDNN, with torch 2.15 on some processors.
-    "train.channels_last": False,
 }
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import files
+from ..artifact.weights import pruned_weights
 from ..errors import DiskFullError, InvalidUse, LittleMemory
 from ..messages import lacks_memory
 
@@ -147,6 +148,13 @@ def load(path: Path) -> dict[str, Any]:
         if os.environ.get("RANK", "0") == "0":
             print(f"{error} Going on from {str(previous)!r}, the one before it.", file=sys.stderr)
         return state
+
+
+def weights_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights in a checkpoint that was read, by name; those that it leaves out follow from latent ones."""
+    parts = state["parts"]
+    derived = parts.get("derived") or {"names": {}}  # none where a release before this one saved everything
+    return {**(pruned_weights(derived, parts["pruner"]) if derived["names"] else {}), **parts["model"]}
 
 
 class DamagedCheckpoint(InvalidUse):

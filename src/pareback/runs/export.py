@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,9 +9,9 @@ from torch import nn
 
 from ..artifact import export
 from ..errors import InvalidValue
-from ..lab.models.build import build
+from ..lab.models.build import rebuilt
 from ..lab.models.pretrained import load_weights_, read_weights
-from .folder import is_own_file, made_for, recipe_of
+from .folder import class_names, is_own_file, made_for, recipe_of
 from .trust import admit
 
 
@@ -24,8 +23,7 @@ def network_of(run: Path, *, trust: bool = False, known: str = "") -> nn.Module:
     classes, shape = made_for(run)
     recipe = recipe_of(run).model
     admit(run, recipe.name, trust, known)
-    # What it began with is overwritten, and may not be there any more.
-    model = build(replace(recipe, pretrained=None), classes, shape)
+    model = rebuilt(recipe, classes, shape)
     load_weights_(model, read_weights(run), classes, str(run))
     return model
 
@@ -51,7 +49,7 @@ def export_path(source: Path, form: str, out: Path | None, values: str | None, t
         model, example = _network(source, trust)
         export(source, target, "onnx", model=model, example_inputs=example)
     else:
-        export(source, target, form, values=values)  # type: ignore[arg-type]
+        export(source, target, form, values=values, classes=class_names(source))  # type: ignore[arg-type]
     return target
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import files
+from ..artifact.weights import classes_in
 from ..errors import InvalidValue, MissingFile
+from ..goals import MaskGoal
 from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
 from ..lab.recipe.schema import START, Recipe
@@ -26,12 +28,18 @@ FIELDS = ("train.epochs", "goal.ramp")
 
 
 def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
-    """Raise where the steps that are done would have had another learning rate, or loss, in the longer run."""
+    """Raise where the steps that are done would have had another learning rate, mask or loss in the longer run."""
     if here.schedule.kind == "cosine":
         raise InvalidValue(
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: its schedule, cosine, goes "
             f"down to the end of {there.train.epochs} epochs, so that a longer run differs from the first step on. "
             "Train that one anew with another --out. Runs with schedule.kind=constant, step or restarts can go on."
+        )
+    if isinstance(goal_of(here.goal), MaskGoal):
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: goal.kind={here.goal.kind} "
+            f"chooses its masks by a plan for {there.train.epochs} epochs, and in a longer run by another one. Train "
+            "that one anew with another --out."
         )
     if here.train.mutual:
         raise InvalidValue(
@@ -270,15 +278,21 @@ def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
 
 
 def class_names(place: Path) -> tuple[str, ...]:
-    """Return the names of the classes that a finished run, or one of its files, is for; none where it does not say."""
-    run = place if place.is_dir() else place.parent
-    if run != place and not is_own_file(place):
-        return ()
+    """Return the names of the classes that a finished run or a file is for; none where it does not say."""
+    if not place.is_dir() and not is_own_file(place):
+        return classes_in(place)
+    return names_of(result_beside(place))
+
+
+def result_beside(place: Path) -> dict[str, Any]:
+    """Return what the result of a run's folder, or of one of its files, holds; nothing where there is none."""
+    if not place.is_dir() and not is_own_file(place):
+        return {}
     try:
-        content = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        content = json.loads(((place if place.is_dir() else place.parent) / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # who needs a result says so
-        return ()
-    return names_of(content) if isinstance(content, dict) else ()
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def recipe_of(path: Path) -> Recipe:

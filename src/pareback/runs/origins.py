@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..errors import MissingFile, UserError
 from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source, same_images
 from ..lab.recipe.schema import START, DataRecipe, Recipe
-from .folder import RunFolder
+from .folder import RunFolder, result_beside
+from .results import lacking
+
+log = logging.getLogger(__name__)
 
 
 def origins(recipe: Recipe, source: Source) -> dict[str, str | None]:
@@ -36,16 +42,61 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe) -
 
 
 def changed_since(result: Mapping[str, Any], recipe: Recipe) -> str:
-    """Say which origin of a finished run is another one for ``recipe``; places that are named alike are not opened."""
+    """Say which origin of a finished run is another one for ``recipe``; what is gone from its place is not compared."""
     noted, there = result.get("origins") or {}, result["recipe"]
     now: dict[str, str | None] = {}
-    if noted.get("data") and there["data"]["path"] != recipe.data.path:
-        now["data"] = _images_of(recipe.data)
-    if noted.get("teacher") and there["teacher"]["run"] != recipe.teacher.run:
+    if noted.get("data") and recipe.data.path is not None:
+        moved = there["data"]["path"] != recipe.data.path
+        now["data"] = _images_of(_to_compare(recipe.data)) if moved else _images_if_there(_to_compare(recipe.data))
+    if noted.get("teacher"):
         now["teacher"] = weights_at(_teacher(recipe))
-    if noted.get("pretrained"):  # a file is often written anew under the same name
+    if noted.get("pretrained"):
         now["pretrained"] = weights_at(_start(recipe))
     return changed(noted, now, recipe)
+
+
+def warn_of_seen_images(recipe: Recipe) -> None:
+    """Say so where a training starts from a run that learned from images which are held out here.
+
+    Of the same images a larger share holds out all that a smaller one does, and more.
+    """
+    ours, start = recipe.data.val_share, _start(recipe)
+    result = {} if not ours or start is None else result_beside(expanded(start))
+    if lacking(result):
+        return
+    data, noted = result["recipe"]["data"], (result.get("origins") or {}).get("data")
+    theirs = data.get("val_share", 0.0)
+    if not noted or theirs >= ours or data.get("kind") != recipe.data.kind:
+        return
+    try:
+        same = same_images(noted, _images_of(replace(_to_compare(recipe.data), val_share=theirs)))
+    except UserError:  # a tree that could not be opened like this, as the other run has opened its own
+        return
+    if same:
+        log.warning(
+            "%s learned from images that are held out here (data.val_share is %g there and %g here), so that the "
+            "accuracy on them is too high to choose by. Start from a run with the same data.val_share.",
+            *(start, theirs, ours),
+        )
+
+
+def forget_images() -> None:
+    """Look at images again that were looked at before in this process: since then others may have taken their place."""
+    _images_of.cache_clear()
+
+
+def _to_compare(recipe: DataRecipe) -> DataRecipe:
+    """Return how to open images whose fingerprint is asked for alone: none are decoded or fetched for that."""
+    quick = replace(recipe, memory=False, download=False)
+    # Images that are left out are not part of it, and have to be looked for.
+    return quick if recipe.corrupt == "skip" else replace(quick, corrupt="later")
+
+
+def _images_if_there(recipe: DataRecipe) -> str | None:
+    try:
+        return _images_of(recipe)
+    except MissingFile:  # whoever removed a finished run's images has put no others in their place
+        return None
 
 
 @functools.lru_cache(maxsize=4)  # the rows of a table share theirs

@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 from pareback.lab.models import zoo
-from pareback.lab.models.build import build
+from pareback.lab.models.build import build, rebuilt
 from pareback.lab.recipe.schema import ModelRecipe
 
 
@@ -100,6 +100,11 @@ def test_torchvision_weights_are_loaded_except_the_classifier(
     said = f"torchvision/{name} from the hub is of 1000 classes, and these are 7: 'fc.weight', 'fc.bias' begin anew."
     assert said in caplog.text
     assert getattr(model, "transform_input", True)
+    again = rebuilt(ModelRecipe(f"torchvision/{name}", pretrained="hub"), 7, (3, 96, 96))
+    again.load_state_dict(own)
+    x = torch.randn(2, 3, 96, 96)
+    with torch.no_grad():  # a run's network answers the same when it is evaluated or exported
+        assert torch.equal(model.eval()(x), again.eval()(x))
 
 
 def test_timm_loads_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:

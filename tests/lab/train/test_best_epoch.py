@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import pareback as pb
 from pareback.cli import main
 from pareback.lab.best import Best
 from pareback.lab.data.folder import Folder
+from pareback.lab.recalibration import Figures, Recalibration
 from pareback.lab.recipe.goals import METHODS
 from pareback.lab.recipe.reading import override
 from pareback.lab.recipe.schema import Recipe
@@ -203,6 +205,28 @@ def test_a_best_epoch_that_is_the_last_is_measured_once(tree: Path, tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("helps", ["last", "best"])
+def test_the_best_epoch_is_the_best_with_new_statistics_too(
+    helps: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch norms are looked at after the choice. Where they help the last epoch past it, the last is the best one."""
+    turns = iter(["last", "best"])
+
+    def renewed(self: Recalibration, net: nn.Module, before: Figures, measured: Any) -> tuple[Figures, dict[str, Any]]:
+        turn = next(turns)
+        return {**before, "val_accuracy": 90.0 if turn == helps else 10.0}, {"turn": turn}
+
+    monkeypatch.setattr(Recalibration, "__call__", renewed)
+    monkeypatch.setattr(Best, "holds", lambda *_: False)
+    monkeypatch.setattr(Best, "epoch", 3)
+    out = tmp_path / "run"
+    result = train(recipe_of(tree), out, quiet=True)
+    assert (result["best"]["val_accuracy"], result["best"]["recalibration"]) == (90.0, {"turn": helps})
+    assert result["best"]["epoch"] == (4 if helps == "last" else 3)
+    if helps == "last":
+        assert (out / "model.safetensors").read_bytes() == (out / "model-best.safetensors").read_bytes()
+
+
 def test_of_equals_the_lower_loss_is_best_and_then_the_first() -> None:
     best, model = Best(), nn.Linear(2, 2)
     for epoch, loss in enumerate([2.0, 1.0, 1.0], 1):
@@ -243,3 +267,19 @@ def test_an_interrupted_run_keeps_the_same_best_epoch(
     for name in ("model", "model-best", "model-ema"):
         assert (out / f"{name}.safetensors").read_bytes() == (run / f"{name}.safetensors").read_bytes()
     assert again["best"] == result_of(run)["best"]
+
+
+def test_held_out_images_in_the_tests_place_are_not_called_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a set in memory, whose test images are not used then: in no line of the output."""
+    command = ["train", "--data.val_share", "0.1", "--train.epochs", "1", "--train.device", "cpu"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "1,212 images to train on, 135 held out to choose by, none to test" in said
+    accuracy = result_of(tmp_path / "run")["accuracy"]
+    assert f"  val {accuracy:.2f} %" in said
+    assert f"digits: {accuracy:.2f} % accuracy on val, " in said
+    assert f"{accuracy:.2f} % of 135 held-out images of digits are right" in said
+    assert not re.search(r"test \d|test images", said)

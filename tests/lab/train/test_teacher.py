@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_images import write_npz
+from tiny_images import arrays, write_npz
 
 from pareback.errors import InvalidValue
+from pareback.lab.data.sources import open_source
 from pareback.lab.models.build import build
 from pareback.lab.recipe.reading import override, to_yaml
 from pareback.lab.recipe.schema import (
@@ -28,6 +29,7 @@ from pareback.lab.teacher import Teacher, distance
 from pareback.lab.trainer import train
 from pareback.reproduce.paper import Experiment, PaperRow
 from pareback.reproduce.runner import RowPlan, reproduce
+from pareback.runs.export import export_path, network_of
 from pareback.runs.folder import difference, result_of
 from pareback.runs.record import read_record, write_record
 
@@ -209,14 +211,34 @@ def test_a_teacher_of_other_classes_is_refused(
     train(override(taught, {"teacher.run": str(old)}), tmp_path / "unknown", quiet=True)
 
 
+def test_a_teacher_sees_images_as_in_its_own_training(named: tuple[Recipe, Path], tmp_path: Path) -> None:
+    """Sets in memory are normalised each with its own statistics: darker images must not look darker still to it."""
+    recipe, run = named
+    dark = write_npz(tmp_path / "dark.npz", classes=np.array(NAMES), train_x=arrays()["train_x"] // 4)
+    taught = override(recipe, {"data.path": str(dark), "teacher.run": str(run)})
+    source, own = (open_source(each.data, torch.device("cpu")) for each in (taught, recipe))
+    assert source.mean[0] < 0.3 * own.mean[0]  # type: ignore[attr-defined]
+    teacher = Teacher.of(taught, source, lambda net: net)
+    assert teacher is not None
+    net = network_of(run).eval()
+    for (seen, _), (images, _) in zip(source.test_batches(batch=4), own.test_batches(batch=4), strict=True):
+        assert torch.allclose(teacher.answers(seen), net(images), atol=1e-4)
+    same = Teacher.of(override(recipe, {"teacher.run": str(run)}), own, lambda net: net)
+    assert same is not None
+    assert torch.equal(same.answers(images), net(images))
+
+
 def test_a_head_is_not_taken_for_other_classes(
     named: tuple[Recipe, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In another order its rows are moved, for other names it begins anew; a copy of the weights knows no names."""
+    """In another order its rows are moved, for other names it begins anew; so they are of copies and exported files."""
     recipe, run = named
     weights = load_file(run / "model.safetensors")
     head = sorted(name for name, value in weights.items() if len(value) == 4)
-    copied = shutil.copy(run / "model.safetensors", tmp_path / "copied.safetensors")
+    copied = Path(shutil.copy(run / "model.safetensors", tmp_path / "copied.safetensors"))
+    packed = export_path(run, "pare", tmp_path / "packed.pare", None)
+    plain = export_path(packed, "safetensors", tmp_path / "plain.safetensors", None)
+    torch.save(weights, tmp_path / "nameless.pt")
 
     def begun(place: Path | str, names: list[str]) -> dict[str, torch.Tensor]:
         caplog.clear()
@@ -226,7 +248,7 @@ def test_a_head_is_not_taken_for_other_classes(
     def same(found: dict[str, torch.Tensor], rows: list[int]) -> set[bool]:
         return {torch.equal(found[name], weights[name][rows]) for name in head}
 
-    for place in (run, run / "model.safetensors"):
+    for place in (run, run / "model.safetensors", copied, packed, plain):
         assert same(begun(place, NAMES), [0, 1, 2, 3]) == {True}
         assert not caplog.messages
         moved = begun(place, ["ant", "cat", "dog", "bee"])
@@ -238,13 +260,18 @@ def test_a_head_is_not_taken_for_other_classes(
         assert "'dog' there and 'elk' here" in caplog.text
         assert f"{head[1]!r}, {head[0]!r} begin anew." in caplog.text
         assert all(torch.equal(found[n], weights[n]) for found in (moved, fresh) for n in weights if n not in head)
-    assert same(begun(copied, ["ant", "bee", "cat", "elk"]), [0, 1, 2, 3]) == {True}
+    assert same(begun(tmp_path / "nameless.pt", ["ant", "bee", "cat", "elk"]), [0, 1, 2, 3]) == {True}
 
 
-def test_a_start_of_other_classes_cannot_teach(named: tuple[Recipe, Path], tmp_path: Path) -> None:
+def test_a_start_of_other_classes_cannot_teach(
+    named: tuple[Recipe, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another order they can be put right, which is said once for the network and its teacher."""
     recipe, run = named
     start = override(recipe, {"model.pretrained": str(run), "teacher.run": "start"})
-    train(with_classes(start, ["dog", "cat", "bee", "ant"], tmp_path), tmp_path / "moved", quiet=True)
+    with caplog.at_level("WARNING"):
+        train(with_classes(start, ["dog", "cat", "bee", "ant"], tmp_path), tmp_path / "moved", quiet=True)
+    assert caplog.text.count("are put into this order.") == 1
     with pytest.raises(InvalidValue, match="does not tell these classes apart, and the head begins anew"):
         train(with_classes(start, ["ant", "bee", "cat", "elk"], tmp_path), tmp_path / "other", quiet=True)
 

@@ -34,7 +34,7 @@ from pareback.lab.recipe.schema import (
 )
 from pareback.lab.train.loop import Training
 from pareback.lab.train.multiplicative import MultiplicativeSGD
-from pareback.lab.train.step import Sums, Tally, TrainStep
+from pareback.lab.train.step import Forward, Sums, Tally, TrainStep
 from pareback.lab.trainer import train
 from pareback.runs.folder import RunFolder, result_of
 
@@ -150,6 +150,21 @@ def test_dense_training_prunes_nothing(tmp_path: Path) -> None:
     assert result["accuracy"] == result["accuracy_before_finish"]
     assert [(row["sparsity"], row["nonzeros"]) for row in rows(tmp_path)] == [(None, None)] * 2
     assert not (tmp_path / "model-ema.safetensors").exists()
+
+
+def test_channels_last_are_not_used_on_a_cpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There torch may corrupt memory with them. Training is that without them, to the bit, and a line says so."""
+    recipe = override(TINY, {"model.name": "conv", "train.epochs": 1, "train.device": "cpu"})
+    train(recipe, tmp_path / "plain", quiet=True)
+    assert not caplog.messages
+    train(override(recipe, {"train.channels_last": True}), tmp_path / "last", quiet=True)
+    assert caplog.messages == ["train.channels_last has no effect on a CPU, where torch may crash with it. Drop it."]
+    plain, last = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "last"))
+    assert all(torch.equal(plain[name], last[name]) for name in plain)
+    laid_out = Forward.of(override(recipe, {"train.channels_last": True}), torch.device("meta"))
+    assert laid_out.memory_format is torch.channels_last
+    weight = laid_out.placed(torch.nn.Conv2d(4, 4, 3)).weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.slow

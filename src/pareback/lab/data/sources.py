@@ -97,10 +97,28 @@ def val_size(source: Source) -> int:
     return source.val_size if isinstance(source, HoldsOut) else 0
 
 
+def holds_the_tests_place(recipe: DataRecipe) -> bool:
+    """Whether images that are held out take the place of the test images, which are not used.
+
+    >>> holds_the_tests_place(DataRecipe(val_share=0.1)), holds_the_tests_place(DataRecipe("folder", val_share=0.1))
+    (True, False)
+    """
+    return recipe.val_share > 0 and recipe.kind != "folder"
+
+
 def skipped(source: Source) -> tuple[str, ...]:
     """Return the names of images that were left out because they cannot be read."""
     names: tuple[str, ...] = getattr(source, "skipped", ())
     return names
+
+
+def takes_a_path(kind: str) -> bool:
+    """Whether data of a kind lie at a path, and do not come with a package.
+
+    >>> takes_a_path("npz"), takes_a_path("digits")
+    (True, False)
+    """
+    return bool(_KINDS[kind].path)
 
 
 def open_source(recipe: DataRecipe, device: torch.device) -> Source:

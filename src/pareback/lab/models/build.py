@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from torch import nn
 
@@ -40,6 +41,14 @@ def build(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int], names:
         check_reads(model, recipe.name, classes, shape)
     if recipe.pretrained not in (None, "hub"):
         start_from_(model, recipe.pretrained, classes, names)
+    return model
+
+
+def rebuilt(recipe: ModelRecipe, classes: int, shape: tuple[int, int, int]) -> nn.Module:
+    """Build the network of a run once more, to be filled with its weights; what it began with may not be there now."""
+    model = build(replace(recipe, pretrained=None), classes, shape)
+    if recipe.pretrained == "hub" and hasattr(model, "transform_input"):
+        model.transform_input = True  # type: ignore[assignment]  # as for the hub's weights, which do not say so
     return model
 
 

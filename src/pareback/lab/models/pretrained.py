@@ -22,14 +22,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return weights.read_weights(expanded(path))
 
 
-def start_from_(model: nn.Module, place: str, classes: int, names: Sequence[str] = ()) -> list[str]:
+def start_from_(
+    model: nn.Module, place: str, classes: int, names: Sequence[str] = (), *, again: bool = False
+) -> list[str]:
     """Copy the weights at a place into a model that is to be trained, and return the names of what begins anew.
 
-    A run knows the names of its classes. Where as many as here have other ``names``, its head begins anew; where they
-    are in another order, so are its rows. Both are logged.
+    A run knows the names of its classes, and so do files that it wrote or that were exported from it. Where as many as
+    here have other ``names``, the head begins anew; where they are in another order, so are its rows. Both are logged,
+    unless they have been: ``again`` says that a model has been filled from there before.
     """
     from ...runs.folder import class_names  # a room above, which knows what a run's folder holds
 
+    say = log.debug if again else log.warning
     given, theirs = read_weights(place), class_names(expanded(place))
     other = other_classes(theirs, names) if len(theirs) == len(names) else ""
     if not other:
@@ -45,9 +49,9 @@ def start_from_(model: nn.Module, place: str, classes: int, names: Sequence[str]
     moves = sorted(theirs) == sorted(names) and len(set(names)) == len(names)
     if moves and all(len(given[name]) == classes for name in head):
         order = [theirs.index(name) for name in names]
-        log.warning("%s is for %s. The rows of %s are put into this order.", place, other, listed(head))
+        say("%s is for %s. The rows of %s are put into this order.", place, other, listed(head))
         return load_weights_(model, {**given, **{name: given[name][order] for name in head}}, classes, place)
-    log.warning("%s is for %s. %s begin anew.", place, other, listed(head))
+    say("%s is for %s. %s begin anew.", place, other, listed(head))
     load_weights_(model, {**given, **{name: own[name] for name in head}}, classes, place)
     return head
 

@@ -171,7 +171,7 @@ class TrainRecipe:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """The type of the forward pass, through autocast."""
     channels_last: bool = False
-    """Whether images and weights are kept channels last, which convolutions in bf16 like."""
+    """Whether images and weights are kept channels last, which convolutions in bf16 like; not used on a CPU."""
     compile: bool = False
     """Whether the model goes through torch.compile."""
     cuda_graph: bool = False

@@ -16,7 +16,7 @@ from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, check_ramp, resume_command, started
-from ...runs.origins import changed, origins, weights_at
+from ...runs.origins import changed, origins, warn_of_seen_images, weights_at
 from .. import environment
 from ..best import Best, landed
 from ..closing import Closing
@@ -28,9 +28,9 @@ from . import interrupts, settings
 from .distributed import Team
 from .evaluate import Judge
 from .optimizers import rate, warn_of_a_high_end
-from .progress import Board, Clock, Display, Silent, UnheardError, header, progress
+from .progress import Board, Clock, Display, Silent, UnheardError, as_said, header, progress
 from .state import Parts
-from .step import Sums, Tally
+from .step import Sums, Tally, warn_of_a_layout
 
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25
@@ -108,6 +108,7 @@ class Training:
                 {
                     "recipe": to_dict(self._recipe),
                     "origins": self._origins,
+                    "class_names": list(self._source.classes),
                     "epoch": self._epoch,
                     "within": self._within,
                     "rows": self._rows,
@@ -134,6 +135,8 @@ class Training:
             about["start"] = started(self._folder.path).get("start", about["start"])
         if self._team.leads:
             warn_of_a_high_end(self._recipe, self._per_epoch)
+            warn_of_a_layout(self._recipe, self._team.device)
+            warn_of_seen_images(self._recipe)
             self._folder.begin(self._recipe, about, self._rows)
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
@@ -249,7 +252,8 @@ class Training:
             self._folder.hold()
             self._folder.append(row)
             self._board.add(row)
-        self._progress.epoch(row, (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch))
+        left = (time.monotonic() - began) * (self._recipe.train.epochs - self._epoch)
+        self._progress.epoch(as_said(row, self._recipe), left)
         if last or self._epoch % self._recipe.train.checkpoint_every == 0:
             self._save()
 

@@ -104,6 +104,6 @@ def _tensors(report: Report, pruner: Pruner | None, latents: Mapping[str, Any]) 
     ]
 
 
-def save(model: nn.Module, path: Path) -> None:
-    """Write the weights as a plain safetensors file."""
-    write_plain(path, dict(model.state_dict()), alone=True)
+def save(model: nn.Module, path: Path, classes: Sequence[str]) -> None:
+    """Write the weights as a plain safetensors file, with the names of the classes."""
+    write_plain(path, dict(model.state_dict()), classes=classes, alone=True)

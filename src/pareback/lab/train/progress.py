@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...messages import counted
-from ..data.sources import Source, skipped, val_size
+from ..data.sources import Source, holds_the_tests_place, skipped, val_size
 from ..optional import optional
 from ..recipe import Recipe
 from ..recipe.goals import LIMITS
@@ -124,6 +124,13 @@ class Live(PlainLines):
         self._bar.stop()
 
 
+def as_said(row: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return an epoch's metrics with images that are held out in the test's place called what they are."""
+    if not holds_the_tests_place(recipe.data):
+        return row
+    return {**row, "val_accuracy": row["test_accuracy"], "test_accuracy": None}
+
+
 def line(row: dict[str, Any], epochs: int, left: float) -> str:
     """Return an epoch's metrics in one line of at most 80 columns, with the time that is left at its end.
 
@@ -144,10 +151,12 @@ def line(row: dict[str, Any], epochs: int, left: float) -> str:
 
 def header(recipe: Recipe, source: Source, parameters: int, pruned: Sequence[int], steps: int) -> str:
     """Say what is about to be trained: data, network, goal, length. ``pruned`` are the sizes of the pruned tensors."""
-    held = f", {val_size(source):,} held out to choose by" if val_size(source) else ""
-    test = f"{source.test_size:,}" if source.test_size else "none"
+    stand_in = holds_the_tests_place(recipe.data)
+    held = source.test_size if stand_in else val_size(source)
+    test = "none" if stand_in or not source.test_size else f"{source.test_size:,}"
     left = f", {len(skipped(source)):,} left out that cannot be read" if skipped(source) else ""
-    images = f"{source.size:,} images to train on{held}, {test} to test with{left}"
+    chosen = f", {held:,} held out to choose by" if held else ""
+    images = f"{source.size:,} images to train on{chosen}, {test} to test with{left}"
     size = "×".join(map(str, source.shape))
     goal = {name: getattr(recipe.goal, name) for name in LIMITS}
     asked = ", ".join(f"{name} {value}" for name, value in goal.items() if value is not None)

@@ -28,9 +28,7 @@ class Parts:
         self.forward = Forward.of(recipe, here.device)
         torch.manual_seed(recipe.seed)  # whatever opening the data drew, the initial weights are the seed's
         model = build(recipe.model, len(source.classes), source.shape, source.classes)
-        self.model: nn.Module = model.to(here.device)
-        if recipe.train.channels_last:
-            self.model.to(memory_format=torch.channels_last)
+        self.model: nn.Module = self.forward.placed(model)
         freeze_(self.model, recipe.train.freeze)
         self.optimizer = optimizers.optimizer_of(
             recipe.optimizer,
@@ -45,7 +43,7 @@ class Parts:
         self.average = WeightAverage(self.model, self.pruner, recipe.train.ema) if recipe.train.ema else None
         # The pruner knows the plain module; a compiled one shares its parameters.
         net = _compiled(net) if recipe.train.compile else net
-        teacher = Teacher.of(recipe, source, here.device, trust)
+        teacher = Teacher.of(recipe, source, self.forward.placed, trust)
         self.mutual = Mutual.of(recipe, self.model, self.pruner, self.optimizer, total_steps)
         self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher, self.mutual)
         if here.rank:  # processes draw their own random numbers, such as dropout's

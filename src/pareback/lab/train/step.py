@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,8 @@ from ..recipe.schema import Recipe
 from ..teacher import Teacher
 from .ema import WeightAverage
 from .optimizers import set_rate
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,19 @@ class Forward:
 
     @staticmethod
     def of(recipe: Recipe, device: torch.device) -> Forward:
-        """Return a recipe's way."""
+        """Return a recipe's way; on a CPU without channels last, see :func:`warn_of_a_layout`."""
         dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.train.precision]
-        return Forward(device, dtype, recipe.train.channels_last)
+        return Forward(device, dtype, recipe.train.channels_last and device.type != "cpu")
 
     @property
     def memory_format(self) -> torch.memory_format:
         """How images lie in memory."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def placed(self, net: nn.Module) -> nn.Module:
+        """Move a network to the device, its weights in the memory format of the images; return it."""
+        net.to(self.device)
+        return net.to(memory_format=torch.channels_last) if self.channels_last else net  # type: ignore[call-overload]
 
     def images(self, x: Tensor) -> Tensor:
         """Return images as the network likes them."""
@@ -123,6 +131,15 @@ class Forward:
     def autocast(self) -> torch.autocast:
         """Return the context in which the network runs."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
+
+
+def warn_of_a_layout(recipe: Recipe, device: torch.device) -> None:
+    """Say so where channels last, which a recipe asks for, are not used.
+
+    With torch 2.15 the backward pass of narrow networks in this layout corrupts memory on some processors.
+    """
+    if recipe.train.channels_last and device.type == "cpu":
+        log.warning("train.channels_last has no effect on a CPU, where torch may crash with it. Drop it.")
 
 
 class TrainStep:

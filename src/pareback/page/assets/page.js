@@ -152,7 +152,7 @@
     });
     const zeros = pruned.flatMap(epochRows).filter((row) => row.sparsity !== null);
     return Promise.all([
-      draw("convergence", { epochs: tested }, { ...ofRuns(lines), domain, epochs: epochTicks(tested) }, lines.length ? `Test error: ${ends.join("; ")}.` : nothing,
+      draw("convergence", { epochs: tested }, { ...ofRuns(lines), domain, epochs: epochTicks(tested) }, lines.length ? `Error: ${ends.join("; ")}.` : nothing,
         ["run", "epoch", "error %"], tested.map((row) => [row.run, row.epoch, number(row.error, 2)])),
       draw("sparsity", { epochs: zeros }, { ...ofRuns(pruned), epochs: epochTicks(zeros) }, pruned.length ? `Zeros: ${reached.join("; ")}.` : nothing,
         ["run", "epoch", "zeros %", "asked %"], zeros.map((row) => [row.run, row.epoch, number(row.sparsity), number(row.target)])),

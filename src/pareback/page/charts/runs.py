@@ -9,8 +9,8 @@ from .theme import slot
 
 
 def convergence() -> Chart:
-    """Test error over the epochs, a line per run. Data: ``epochs``."""
-    error = number("error", "test error (%)", {"zero": False, "domain": slot("domain"), "nice": True}, tickCount=8)
+    """Error over the epochs, a line per run. Data: ``epochs``."""
+    error = number("error", "error (%)", {"zero": False, "domain": slot("domain"), "nice": True}, tickCount=8)
     line = {
         "transform": [{"filter": {"field": "error", "valid": True}}],
         "mark": {"type": "line", "clip": True},

@@ -33,7 +33,7 @@ def _x(field: Any = None) -> Chart:
 
 
 def _y(field: str = "error") -> Chart:
-    return number(field, "test error (%)", slot("scale"), tickCount=7)
+    return number(field, "error (%)", slot("scale"), tickCount=7)
 
 
 def _dense_level() -> Chart:
