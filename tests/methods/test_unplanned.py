@@ -48,6 +48,29 @@ def test_a_step_that_gradscaler_skips_changes_no_mask(method: type) -> None:
     assert pruner.finish().pruned_nonzeros == 665
 
 
+@MASKS
+def test_a_step_that_raises_is_not_counted(method: type) -> None:
+    """Every step fails once and is repeated: masks change when they would have, and the end is the same to the bit."""
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    ends = []
+    for fails in (False, True):
+        model, optimizer, pruner = begun(method(sparsity=0.8))
+        for step in range(STEPS):
+            if fails:
+                handle = optimizer.register_step_pre_hook(fail)
+                with pytest.raises(OSError, match="disk"):
+                    train(model, optimizer, step, step + 1)
+                handle.remove()
+            train(model, optimizer, step, step + 1)
+            assert bool(pruner.metrics()["share"] == pruner.goal.share(step + 1, STEPS))
+        pruner.finish()
+        ends.append(model.state_dict())
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
 # -- resumed trainings -----------------------------------------------------------------------------------------------
 
 

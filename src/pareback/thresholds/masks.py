@@ -52,6 +52,7 @@ class MaskRule(Rule):
         self.masks: list[Tensor] = []
         self._method, self._names, self._total = method, names, total_steps
         self._step = 0
+        self._counts = False  # whether the step that is under way is counted when it is done; one that raises is not
         self._resumed = False  # whether a state was loaded, perhaps of a training of another length
         self._captured = False  # whether a graph may take steps that nobody here hears of
 
@@ -96,7 +97,7 @@ class MaskRule(Rule):
                 )
             self._take(masks, self._method.masks(self._view(members, weights, grads)))
         self._captured |= capturing
-        self._step += counts and not skipped
+        self._counts = counts and not skipped
         for grad, mask in zip(grads, masks, strict=True):
             if grad is not None:
                 grad.masked_fill_(mask.logical_not(), 0.0)
@@ -146,6 +147,7 @@ class MaskRule(Rule):
 
     def after_step(self, members: Sequence[int], weights: Sequence[Tensor]) -> None:
         """Clear what the optimizer moved outside the masks."""
+        self._step, self._counts = self._step + self._counts, False
         for i, weight in zip(members, weights, strict=True):
             weight.masked_fill_(self.masks[i].logical_not(), 0.0)
 
