@@ -106,6 +106,57 @@ def test_a_prolonged_training_brings_no_weight_back() -> None:
     assert all(not bool(model.get_parameter(name)[old].any()) for name, old in zip(again.names, gone, strict=True))
 
 
+def gone_on(before: pb.Goal, goal: pb.Goal, optimizers: int = 1) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
+    """Half a training to one goal, saved and loaded into a pruner of another."""
+    made = []
+    for aim in (before, goal):
+        model = network()
+        parts = [model[:2].parameters(), model[2:].parameters()] if optimizers == 2 else [model.parameters()]
+        several = [torch.optim.SGD(part, lr=0.1, momentum=0.9) for part in parts]
+        made.append((model, several, pb.Pruner(model, several, aim, total_steps=STEPS)))
+    (model, several, pruner), (other, own, again) = made
+    take_steps(model, several, 0, 30)
+    other.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The state was saved on the way to")
+        again.load_state_dict(pruner.state_dict())
+    return other, own, again
+
+
+def take_steps(model: nn.Module, optimizers: list[torch.optim.Optimizer], first: int, last: int) -> None:
+    for step in range(first, last):
+        x = torch.randn(32, 20, generator=torch.Generator().manual_seed(step))
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("before", "goal", "optimizers"),
+    [
+        (RigL(sparsity=0.8), RigL(sparsity=0.95), 1),
+        (RigL(sparsity=0.8), RigL(sparsity=0.95), 2),
+        (RigL(sparsity=0.95), RigL(sparsity=0.8), 1),
+        (GMP(sparsity=0.8), RigL(sparsity=0.8), 1),
+        (ACDC(sparsity=0.8), RigL(sparsity=0.95), 1),
+        (OneShot(sparsity=0.8, when=0.0), OneShot(sparsity=0.95, when=0.0), 1),
+    ],
+)
+def test_a_state_that_goes_on_to_another_sparsity_is_trained_at_it(before: pb.Goal, goal: Any, optimizers: int) -> None:
+    """Its masks had other counts. Those would have stayed until finish() cut them without any training."""
+    model, own, pruner = gone_on(before, goal, optimizers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The state was saved in a training of another length, or on the way to")
+        take_steps(model, own, 30, 31)
+    wanted = goal.kept(3328)
+    assert sum(kept(model, pruner)) == wanted
+    if isinstance(goal, RigL):
+        assert kept(model, pruner) == goal.counts([model.get_parameter(name).shape for name in pruner.names])
+    take_steps(model, own, 31, STEPS)
+    assert pruner.finish().pruned_nonzeros == wanted
+
+
 @MASKS
 def test_a_training_resumed_without_the_pruners_state_is_warned_of(method: type) -> None:
     """Its schedule would start anew, with other masks."""

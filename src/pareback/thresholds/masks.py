@@ -10,7 +10,7 @@ replay them; what it replays is counted on the device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,7 @@ class MaskView:
     weights: Sequence[Tensor]  #: this process's; zero outside the mask
     grads: Sequence[Tensor | None]
     masks: Sequence[Tensor]  #: the present ones: True where a weight may be non-zero
+    shapes: Mapping[str, torch.Size]  #: of all pruned tensors, those of other optimizers included
 
 
 class ChoosesMasks(Protocol):
@@ -104,7 +105,8 @@ class MaskRule(Rule):
 
     def _view(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> MaskView:
         names, masks = [self._names[i] for i in members], [self.masks[i] for i in members]
-        return MaskView(self._step, self._total, names, weights, grads, masks)
+        shapes = {name: mask.shape for name, mask in zip(self._names, self.masks, strict=True)}
+        return MaskView(self._step, self._total, names, weights, grads, masks, shapes)
 
     def _take(self, masks: Sequence[Tensor], chosen: Sequence[Tensor] | None) -> None:
         for mask, fresh in zip(masks, masks if chosen is None else chosen, strict=True):
@@ -113,17 +115,18 @@ class MaskRule(Rule):
     def _follow_loaded(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """Begin anew with weights that came after the first masks; make up for changes that a resumed training missed.
 
-        A state goes on under a schedule of another length where the training is shortened or prolonged.
+        A state goes on under a schedule of another length where the training is shortened or prolonged, and with other
+        counts where it goes on to another goal.
         """
         masks = [self.masks[i] for i in members]
         if self._resumed:
             before = sum(int(mask.sum()) for mask in masks)
             self._take(masks, self._method.missed_masks(self._view(members, weights, grads)))
             cut = before - sum(int(mask.sum()) for mask in masks)
-            if cut:
+            if cut > 0:
                 warnings.warn(
-                    f"The state was saved in a training of another length: by step {self._step} of {self._total} masks "
-                    f"are to have changed, and {cut:,} weights go at once now.",
+                    f"The state was saved in a training of another length, or on the way to another goal: by step "
+                    f"{self._step} of {self._total} masks are to have changed, and {cut:,} weights go at once now.",
                     stacklevel=4,
                 )
         elif self._step == 0 and not self.is_due(0):
