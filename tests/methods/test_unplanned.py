@@ -157,6 +157,12 @@ def test_a_state_that_goes_on_to_another_sparsity_is_trained_at_it(before: pb.Go
     assert pruner.finish().pruned_nonzeros == wanted
 
 
+def test_a_state_without_masks_is_refused_by_those_who_keep_them() -> None:
+    """An exact budget's state is whole as it is; the sentence names both goals and a way that works."""
+    with pytest.raises(pb.UserError, match=r"on the way to Budget\(.*keeps no masks, and GMP\(.* Begin anew from the"):
+        gone_on(pb.Budget(sparsity=0.8), GMP(sparsity=0.8))
+
+
 @MASKS
 def test_a_training_resumed_without_the_pruners_state_is_warned_of(method: type) -> None:
     """Its schedule would start anew, with other masks."""
