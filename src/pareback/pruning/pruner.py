@@ -126,7 +126,7 @@ class Pruner:
         rule = goal.rule(resolved, like, self.total_steps)
         groups = Groups(resolved.selected, optimizers, threshold_lr, like, rule.plain_gradients, self.total_steps)
         read = {"shrink": shrink, "ramp": ramp, "straight_through": straight_through, "threshold_lr": threshold_lr}
-        check_mask_options(goal, read, sum(map(bool, groups.parts)))
+        check_mask_options(goal, read, [one for one, part in zip(optimizers, groups.parts, strict=True) if part])
         # Everything that can be refused has been; from here on the model changes.
         with torch.no_grad():
             tensors = [local(p.detach()) for p in self.parameters]
@@ -150,7 +150,8 @@ class Pruner:
         self._saved_whole = is_accelerated(optimizer)
         self._looking = False  # whether the latent weights are in the model because the user asked for them
         choice = (include, exclude, min_size)
-        self._attachment = Attachment(self._step, resolved, choice, zeros, self._settle, self._repeats_closures)
+        repeats = self._repeats_closures and not rule.keeps_masks  # masks hold between steps, not within one
+        self._attachment = Attachment(self._step, resolved, choice, zeros, self._settle, repeats)
 
     def _start(self, tensors: Sequence[Tensor], share: float) -> State:
         weights = self._resolved.weights(tensors, self._shards)
