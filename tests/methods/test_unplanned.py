@@ -71,6 +71,53 @@ def test_a_step_that_raises_is_not_counted(method: type) -> None:
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
 
 
+class Interrupted(torch.optim.SGD):
+    """Moves every weight, as momentum does; Ctrl-C may come before its hooks run."""
+
+    interrupts = False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad, alpha=0.1).add_(1e-3)
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+@MASKS
+def test_a_step_that_is_interrupted_leaves_a_pruned_model(method: type, mount: Any) -> None:
+    """Weights outside the masks have moved by then: whoever catches Ctrl-C and saves the model would save them."""
+    model = network()
+    optimizer = Interrupted(model.parameters(), lr=0.1)
+    pruner = mount(model, optimizer, method(sparsity=0.8), total_steps=STEPS)
+    train(model, optimizer, 0, 55)
+    zeros = [model.get_submodule(name[0]).weight == 0 for name in pruner.names]
+    assert sum(int(one.sum()) for one in zeros) == 3328 - 665
+    optimizer.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 55, 56)
+    left = [model.get_submodule(name[0]).weight[one] for name, one in zip(pruner.names, zeros, strict=True)]
+    assert not any(bool(one.any()) for one in left)
+    assert sum(pruner.counts()) == 665
+
+
+def test_weights_that_came_before_an_interrupted_first_step_are_not_lost() -> None:
+    """The masks are those of the weights that were loaded; those of the first ones would cut others."""
+    model = network()
+    optimizer = Interrupted(model.parameters(), lr=0.1)
+    pruner = pb.Pruner(model, optimizer, OneShot(sparsity=0.8, when=0.0), total_steps=STEPS)
+    trained = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(trained)
+    optimizer.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 0, 1)
+    magnitudes = torch.cat([trained[name].abs().flatten() for name in pruner.names])
+    stays = torch.cat([(model.get_parameter(name) != 0).flatten() for name in pruner.names])
+    assert int(stays.sum()) == 665
+    assert float(magnitudes[stays].min()) > float(magnitudes[~stays].max())
+
+
 # -- resumed trainings -----------------------------------------------------------------------------------------------
 
 
