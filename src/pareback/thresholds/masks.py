@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import InvalidUse
+from ..errors import InvalidUse, InvalidValue
 from .controller import Rule, View
 
 
@@ -120,9 +120,24 @@ class MaskRule(Rule):
         if chosen is None:
             return
         assert self._under_way is not None
-        for i, fresh in zip(members, chosen, strict=True):
+        for i, fresh in self._checked(members, chosen):
             self._under_way.masks.setdefault(i, self.masks[i].clone())
             self.masks[i].copy_(fresh)
+
+    def _checked(self, members: Sequence[int], chosen: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """Return the method's masks beside the numbers of their tensors; one of another shape would be spread out."""
+        method = type(self._method).__name__
+        if len(chosen) != len(members):
+            raise InvalidValue(
+                f"{method} returned {len(chosen)} masks for {len(members)} tensors. Return one for each, in order."
+            )
+        for i, mask in zip(members, chosen, strict=True):
+            if mask.shape != self.masks[i].shape:
+                raise InvalidValue(
+                    f"{method} returned a mask of shape {tuple(mask.shape)} for {self._names[i]!r}, which has "
+                    f"{tuple(self.masks[i].shape)}. Return one of the same shape, such as with expand_as(weight)."
+                )
+        return list(zip(members, chosen, strict=True))
 
     def _follow_loaded(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """Begin anew with weights that came after the first masks; make up for changes that a resumed training missed.
@@ -191,8 +206,8 @@ class MaskRule(Rule):
         first = self._method.first_masks(weights)
         self.masks = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
         if first is not None:
-            for mask, chosen in zip(self.masks, first, strict=True):
-                mask.copy_(chosen)
+            for i, mask in self._checked(range(len(weights)), first):
+                self.masks[i].copy_(mask)
             self.after_step(range(len(weights)), weights)
 
     def state(self, done: Tensor) -> dict[str, Tensor]:
