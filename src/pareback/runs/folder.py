@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from .. import files
 from ..errors import InvalidValue, MissingFile
+from ..goals import MaskGoal
 from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
 from ..lab.recipe.schema import START, Recipe
@@ -26,7 +27,7 @@ FIELDS = ("train.epochs", "goal.ramp")
 
 
 def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
-    """Raise where the steps that are done would have had another learning rate, or loss, in the longer run."""
+    """Raise where the steps that are done would have had another learning rate, loss or masks in the longer run."""
     if here.schedule.kind == "cosine":
         raise InvalidValue(
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: its schedule, cosine, goes "
@@ -37,6 +38,14 @@ def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
         raise InvalidValue(
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: with train.mutual the passes "
             f"teach each other after a third of {there.train.epochs} epochs, and in a longer run later. Train that one "
+            "anew with another --out."
+        )
+
+    goal = goal_of(here.goal)
+    if isinstance(goal, MaskGoal):
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: {type(goal).__name__} changes "
+            f"its masks at shares of {there.train.epochs} epochs, and in a longer run at other steps. Train that one "
             "anew with another --out."
         )
 
