@@ -144,6 +144,21 @@ def test_masks_change_at_shares_of_the_training(kind: str, tmp_path: Path) -> No
     )
 
 
+def test_thresholds_learn_at_a_rate_that_may_depend_on_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 1,500 steps an exact budget's do, as here beyond 5; with a rate that was given the run goes on."""
+    monkeypatch.setattr("pareback.pruning.groups.TRAVEL", 0.05)
+    train(RECIPE, tmp_path / "run", quiet=True)
+    says = r"its thresholds learned follows from 10 steps, and that of a longer run is another\. .* goal.threshold_lr"
+    unchanged(tmp_path / "run", LONGER, says)
+    given = {"goal.threshold_lr": 0.02}
+    train(override(RECIPE, given), tmp_path / "given", quiet=True)
+    train(override(LONGER, given), tmp_path / "given", resume=True, quiet=True)
+    train(override(LONGER, given), tmp_path / "whole", quiet=True)
+    assert content(tmp_path / "given") == content(tmp_path / "whole")
+
+
 def test_fewer_epochs_or_anything_else_is_another_run(tmp_path: Path) -> None:
     train(RECIPE, tmp_path, quiet=True)
     unchanged(tmp_path, override(RECIPE, {"train.epochs": 1}), "another recipe .train.epochs is 2 there and 1 here")

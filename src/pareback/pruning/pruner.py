@@ -210,6 +210,13 @@ class Pruner:
         rule = self._step.controller.rule
         return not (isinstance(rule, MaskRule) and rule.is_due(step))
 
+    def learns_alike(self, total_steps: int) -> bool:
+        """Whether thresholds would learn at the same rates if the training took ``total_steps``.
+
+        Unless ``threshold_lr`` was given, those of an exact budget learn faster where the steps are few.
+        """
+        return self._step.groups.learn_alike(total_steps)
+
     # -- what a user asks --------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Tensor]:

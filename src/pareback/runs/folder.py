@@ -17,6 +17,7 @@ from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
 from ..lab.recipe.schema import START, Recipe
 from ..pruning.options import ramp_steps
+from ..pruning.pruner import Pruner
 from .checkpoints import previous_of
 from .locking import FolderLock
 from .results import fits_images, lacking, names_of
@@ -59,6 +60,17 @@ def check_ramp(path: Path, before: Mapping[str, Any], recipe: Recipe, per_epoch:
             f"The run in {str(path)!r} cannot go on to train.epochs={recipe.train.epochs}: its budget was reached over "
             f"{old} steps, and a ramp of the longer run takes {new}. Write --goal.ramp "
             f"{_share(old, recipe.train.epochs * per_epoch)} too, which keeps it as it was."
+        )
+
+
+def check_rates(path: Path, before: Mapping[str, Any], recipe: Recipe, per_epoch: int, pruner: Pruner | None) -> None:
+    """Raise where an exact budget's thresholds would have learned faster or slower in the steps that are done."""
+    steps = from_dict(before).train.epochs * per_epoch
+    if recipe.goal.kind == "budget" and pruner is not None and not pruner.learns_alike(steps):
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={recipe.train.epochs}: the rate at which its "
+            f"thresholds learned follows from {steps:,} steps, and that of a longer run is another. Train that one "
+            "anew with another --out. Runs that are begun with goal.threshold_lr can go on."
         )
 
 
