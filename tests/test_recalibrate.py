@@ -155,3 +155,15 @@ def test_tensors_of_mappings_are_moved_to_the_model() -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 (statistics without numbers cannot be looked at)
         pb.recalibrate(model, [{"pixel_values": torch.ones(4, 4)}])
     assert seen == ["meta"]
+
+
+def test_a_batch_without_inputs_does_not_count() -> None:
+    """A filter may have emptied it. It would stand for a mean of 0 and a variance of 1, which nobody has measured."""
+    model, x = nn.Sequential(nn.BatchNorm1d(2)), torch.randn(16, 2) * 5 + 3
+    assert pb.recalibrate(model, [x[:0], x, x[:0]]) == 1
+    torch.testing.assert_close(model[0].running_mean, x.mean(0))
+    torch.testing.assert_close(model[0].running_var, x.var(0))
+    assert int(model[0].num_batches_tracked) == 1
+    assert pb.recalibrate(model, [x[:0]]) == 0
+    torch.testing.assert_close(model[0].running_mean, x.mean(0))
+    assert not model[0]._forward_hooks

@@ -27,7 +27,9 @@ class Frozen:
         self._attach()
 
     def _attach(self) -> None:
-        self._hooks = [StepHooks(one, self._mask_gradients, self._mask_weights) for one in self._optimizers]
+        before, after = self._mask_gradients, self._mask_weights
+        # Also where a step is interrupted: momentum may have filled zeros, and the model may be saved as it is then.
+        self._hooks = [StepHooks(one, before, after, failed=after) for one in self._optimizers]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_hooks": None if self._hooks else []}

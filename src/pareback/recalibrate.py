@@ -19,7 +19,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> int:
     training, they describe a network that is no longer there, which can cost tens of points of accuracy. Here they
     become the plain averages over ``batches``, of frozen norms too. Nothing else changes: weights, the modes of modules
     and gradients stay, and dropout is off meanwhile. Norms that the batches do not reach, as those of an auxiliary head
-    that is asleep outside of training, keep what they have and do not count.
+    that is asleep outside of training, keep what they have and do not count; neither does a batch without any input.
 
     Args:
         model: any module; without batch norms that keep statistics nothing happens, and 0 is returned.
@@ -43,6 +43,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> int:
         return 0
     kept = {norm: (norm.momentum, _statistics(norm)) for norm in norms}
     modes = {module: module.training for module in model.modules()}
+    hooks = [norm.register_forward_hook(_uncount_empty) for norm in norms]
     try:
         model.eval()
         for norm in norms:
@@ -58,6 +59,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> int:
             _copy_(norm, statistics)
         raise
     finally:
+        for hook in hooks:
+            hook.remove()
         for norm, (momentum, _) in kept.items():
             norm.momentum = momentum
         for module, mode in modes.items():
@@ -79,6 +82,12 @@ def _added_up(model: nn.Module, norms: Sequence[_BatchNorm], batches: Iterable[A
     if not seen:
         raise InvalidValue("There are no batches. Give at least one, from the training images.")
     return sums
+
+
+def _uncount_empty(norm: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
+    """Take back a call without any input, as of a batch that a filter has emptied: it has no statistics."""
+    if inputs and not inputs[0].numel() and isinstance(norm.num_batches_tracked, Tensor):
+        norm.num_batches_tracked.sub_(1)
 
 
 def _check_finite(norms: Sequence[_BatchNorm]) -> None:

@@ -196,6 +196,15 @@ def test_what_is_in_the_way_is_reported(capsys: pytest.CaptureFixture[str]) -> N
         (["--budgets", "0.3", "--cpus-per-run", "0"], "--cpus-per-run 0 leaves a run nothing to work with."),
         (["--budgets", "0.3", "--goal.sparsity", "0.5"], "Write --measure weights --budgets 0.3,0.05."),
         (["--budgets", "0.3", "--goal.kind", "budget"], "--goal.kind has no effect: a curve sets it for each of its"),
+        (
+            ["--budgets", "0.3", "--goals", "feather,gmp", "--goal.ramp", "0.75"],
+            "--goal.ramp is exact's and has no effect with --goals feather,gmp. Add exact to them, or leave it out.",
+        ),
+        (["--budgets", "0.3", "--goal.weight", "5"], "--goal.weight is budget's and has no effect with --goals exact."),
+        (
+            ["--budgets", "0.3", "--goals", "gmp", "--goal.straight_through", "false"],
+            "is that of exact, fixed-ga, fixed-bs, budget and unconstrained and has no effect with --goals gmp.",
+        ),
         (["--budgets", "0.3", "--data.path", "x.npz"], "data.path='x.npz' has no effect with data.kind=digits."),
         (["--budgets", "0.3", "--address", "ray://x:1"], "is that of Ray's client."),
         (["--budgets", "0.3", "--address", "auto"], "--address auto cannot be used: --serial needs none."),

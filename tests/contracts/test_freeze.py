@@ -210,6 +210,28 @@ def test_it_works_with_a_closure_and_in_half_precision() -> None:
     assert all(not p[zeros[name]].any() for name, p in model.named_parameters() if name in zeros)
 
 
+def test_a_step_that_is_interrupted_leaves_the_zeros() -> None:
+    """Momentum has filled them by then. Whoever catches Ctrl-C and saves the model saves what was pruned."""
+
+    class Interrupted(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.add_(1.0)
+            raise KeyboardInterrupt
+
+    model, _ = finished()
+    optimizer = Interrupted(model.parameters(), lr=0.1)
+    zeros = masks(model)
+    with pb.freeze(model, optimizer):
+        backward(model, DATA[0])
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        assert kept(zeros, model)
+    assert "step" not in vars(optimizer)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_a_copy_stays_frozen(copied):
     """A copy of model, optimizer and freeze keeps its zeros by itself; one that was ended stays ended."""

@@ -85,3 +85,32 @@ def test_finish_keeps_a_model_that_was_loaded(shrink: str) -> None:
     model.load_state_dict(best)
     pruner.finish()
     assert_same(copied(model), best)
+
+
+@pytest.mark.parametrize(
+    ("block", "mount"), [("landed", pb.Pruner), ("latents", pb.Pruner), ("latents", pb.ParametrizedPruner)]
+)
+def test_nothing_is_trained_or_loaded_inside_a_block(block: str, mount: type[pb.Pruner]) -> None:
+    """A step would take the block's weights for the latent ones, or not be counted; the refusal changes nothing."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    pruner = mount(model, optimizer, pb.Budget(sparsity=0.8), TOTAL)
+    train(model, optimizer, batches(TOTAL)[:30])
+    before, latents = copied(model), {name: value.clone() for name, value in pruner.latent_tensors().items()}
+    state = pruner.state_dict()
+    with getattr(pruner, block)():
+        with pytest.raises(pb.UserError, match=rf"step\(\) was called inside pruner\.{block}\(\).*Leave the block"):
+            train(model, optimizer, batches(1))
+        with pytest.raises(pb.UserError, match=rf"load_state_dict\(\) was asked for inside pruner\.{block}\(\)"):
+            pruner.load_state_dict(state)
+    assert_same(copied(model), before)
+    assert_same(pruner.latent_tensors(), latents)
+    train(model, optimizer, batches(TOTAL)[30:31])
+    assert int(pruner.metrics()["step"]) == 31
+
+
+def test_latents_are_not_to_be_had_inside_what_is_landed() -> None:
+    """It showed the pruned weights there, in silence: an average of those is denser than the model."""
+    _, _, pruner = in_training(30)
+    with pruner.landed(), pytest.raises(pb.UserError, match=r"latents\(\) was asked for inside pruner\.landed\(\)"):
+        pruner.latents().__enter__()

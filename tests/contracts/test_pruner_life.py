@@ -39,13 +39,20 @@ GOALS: dict[str, Callable[[], Any]] = {
     "penalty": lambda: pb.Budget(sparsity=0.8, enforce="squared", weight=5.0),
     "fixed": lambda: pb.Fixed(sparsity=0.8),
     "unconstrained": lambda: pb.Unconstrained(weight=1.0),
+    "feather": lambda: pb.methods.Feather(sparsity=0.8),
+    "gmp": lambda: pb.methods.GMP(sparsity=0.8),
+    "rigl": lambda: pb.methods.RigL(sparsity=0.8, every=2),
+    "acdc": lambda: pb.methods.ACDC(sparsity=0.8),
 }
+#: Those that keep masks: they have no thresholds to shrink by, and nothing behind their zeros.
+MASKED = ("gmp", "rigl", "acdc")
 
 
 class Life:
     """A model, its optimizer and its pruner."""
 
     def __init__(self, optimizer: str, goal: str, shrink: str | None) -> None:
+        shrink = None if goal in MASKED else shrink
         self.kinds = (optimizer, goal, shrink)
         self.model = network()
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
@@ -61,8 +68,11 @@ class Life:
     def latents(self) -> list[Tensor]:
         return list(self.pruner.latent_tensors().values())
 
+    def masks(self) -> list[Tensor]:
+        return list(self.pruner.state_dict().get("masks", {}).values())
+
     def bits(self) -> list[Tensor]:
-        held = list(self.model.state_dict().values())
+        held = [*self.model.state_dict().values(), *self.masks()]
         return [value.clone() for value in (*held, *self.latents(), self.pruner.r(), self.pruner.thresholds())]
 
     def resumed(self) -> Life:
@@ -256,7 +266,7 @@ class PrunersLife(RuleBasedStateMachine):
             report = self.life.pruner.finish()
         counts = [int(value.count_nonzero()) for value in self.life.pruned()]
         assert report.pruned_nonzeros == sum(counts)
-        if self.life.kinds[1] == "budget":
+        if self.life.kinds[1] in ("budget", "feather") or (self.life.kinds[1] in MASKED and not self.zeroed):
             assert sum(counts) == math.floor(sum(SIZES) * 0.2 + 1e-9)
         if self.life.kinds[1] == "fixed":
             assert counts == [256, 409]
@@ -289,20 +299,29 @@ class PrunersLife(RuleBasedStateMachine):
 
     @invariant()
     def no_latent_weight_is_lost(self) -> None:
-        if not self.finished:
+        if not self.finished and self.life.kinds[1] not in MASKED:
             dense = sum(int(value.count_nonzero()) for value in self.life.latents())
             assert dense >= sum(SIZES) - self.zeroed
+
+    @invariant()
+    def nothing_is_outside_the_masks(self) -> None:
+        if not self.finished and not self.edited:
+            pairs = zip(self.life.pruned(), self.life.masks(), strict=self.life.kinds[1] in MASKED)
+            assert not any(bool(value[~mask].any()) for value, mask in pairs)
 
     @invariant()
     def steps_are_counted(self) -> None:
         if not self.finished:
             assert int(self.life.pruner.metrics()["step"]) == self.steps
+        if not self.finished and self.life.kinds[1] in MASKED:  # masks have a count of their own
+            asked = self.life.pruner.goal.share(self.steps, TOTAL)
+            assert float(self.life.pruner.metrics()["share"]) == pytest.approx(asked)
 
 
 #: A few dozen lives, always the same ones: what fails here can be run again. PAREBACK_LIVES draws so many others.
 LIVES = int(os.environ.get("PAREBACK_LIVES", "0"))
 PrunersLife.TestCase.settings = settings(
-    max_examples=LIVES or 40,
+    max_examples=LIVES or 60,
     stateful_step_count=20,
     deadline=None,
     derandomize=not LIVES,

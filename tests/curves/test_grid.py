@@ -123,8 +123,10 @@ def test_what_runs_keep_of_the_bases_goal() -> None:
     )
     found = by_name(replace(Recipe(), goal=goal), grid(0.1, goals=("exact", "budget", "fixed-ga")))
     pruned = [point.recipe.goal for name, point in found.items() if name != "digits-dense"]
-    for kept in ("exclude", "min_size", "threshold_lr", "straight_through", "weight", "average"):
+    for kept in ("exclude", "min_size", "threshold_lr", "straight_through", "weight"):
         assert {getattr(each, kept) for each in pruned} == {getattr(goal, kept)}
+    assert [each.average for each in pruned] == ["size", "mean", "mean"]  # an exact budget with another is refused
+    assert all(goal_of(each) is not None for each in pruned)
     assert [(each.shrink, each.ramp) for each in pruned] == [("soft", 0.7), (None, None), (None, 0.1)]
     assert [each.params for each in pruned] == [0.1, 0.1, None]
     assert found["digits-dense"].recipe.goal == GoalRecipe()

@@ -162,3 +162,44 @@ def test_steps_of_a_mask_goal_are_rounds() -> None:
             for optimizer in optimizers:
                 optimizer.step()
             assert pruner.counts() == ([640, 1024] if step >= 3 else [1280, 2048])
+
+
+@dataclass(frozen=True)
+class Columns(MaskGoal):
+    """Returns what a user may write by mistake."""
+
+    first: bool = False
+    few: bool = False
+
+    def _chosen(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        return [weight.abs().mean(0) > weight.abs().mean() for weight in weights[int(self.few) :]]
+
+    def first_masks(self, weights: Sequence[Tensor]) -> list[Tensor] | None:
+        return self._chosen(weights) if self.first else None
+
+    def masks(self, view: Any) -> list[Tensor]:
+        return self._chosen(view.weights)
+
+
+@pytest.mark.parametrize(
+    ("goal", "says"),
+    [
+        (
+            Columns(),
+            r"Columns returned a mask of shape \(20,\) for '0.weight', which has \(64, 20\). Return one of the",
+        ),
+        (Columns(first=True), r"Columns returned a mask of shape \(20,\) for '0.weight', which has \(64, 20\)"),
+        (Columns(few=True), "Columns returned 1 masks for 2 tensors. Return one for each, in order."),
+    ],
+)
+def test_masks_of_another_shape_are_refused(goal: pb.Goal, says: str) -> None:
+    """One per column would be spread over all rows in silence."""
+    model = network()
+    optimizer = sgd(model)
+
+    def begun() -> None:
+        pb.Pruner(model, optimizer, goal)
+        train(model, optimizer, DATA[:1])
+
+    with pytest.raises(pb.UserError, match=says):
+        begun()

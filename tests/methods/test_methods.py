@@ -116,6 +116,24 @@ def test_methods_that_rank_all_tensors_want_one_optimizer() -> None:
     assert sum(pb.Pruner(model, parts(model), RigL(sparsity=0.8), total_steps=STEPS).counts()) == 665
 
 
+@pytest.mark.parametrize("method", [ACDC, GMP, OneShot, RigL], ids=lambda method: method.__name__)
+def test_masks_are_refused_where_a_step_evaluates_the_model_repeatedly(method: type) -> None:
+    """Inside the model there are thresholds, not masks: within a step of LBFGS it would be dense, without a word."""
+
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            return super().step(closure)
+
+    model = network()
+    with pytest.raises(pb.UserError, match=r"keeps masks, which hold between steps, .* Use a goal of thresholds"):
+        pb.ParametrizedPruner(model, torch.optim.LBFGS(model.parameters()), goal_of(method), total_steps=STEPS)
+    optimizer = Twice(model.parameters(), lr=0.1)
+    pb.ParametrizedPruner(model, optimizer, goal_of(method), total_steps=STEPS)
+    with pytest.raises(pb.UserError, match=r"more than once in a step.*ParametrizedPruner with a goal of thresholds"):
+        optimizer.step(lambda: model(torch.randn(8, 20)).square().mean())
+
+
 @EVERY
 def test_a_model_can_be_pruned_and_planned_at_once(method: type) -> None:
     """Their landing alone: by magnitude over all tensors, of RigL by tensor."""

@@ -48,6 +48,76 @@ def test_a_step_that_gradscaler_skips_changes_no_mask(method: type) -> None:
     assert pruner.finish().pruned_nonzeros == 665
 
 
+@MASKS
+def test_a_step_that_raises_is_not_counted(method: type) -> None:
+    """Every step fails once and is repeated: masks change when they would have, and the end is the same to the bit."""
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    ends = []
+    for fails in (False, True):
+        model, optimizer, pruner = begun(method(sparsity=0.8))
+        for step in range(STEPS):
+            if fails:
+                handle = optimizer.register_step_pre_hook(fail)
+                with pytest.raises(OSError, match="disk"):
+                    train(model, optimizer, step, step + 1)
+                handle.remove()
+            train(model, optimizer, step, step + 1)
+            assert bool(pruner.metrics()["share"] == pruner.goal.share(step + 1, STEPS))
+        pruner.finish()
+        ends.append(model.state_dict())
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+class Interrupted(torch.optim.SGD):
+    """Moves every weight, as momentum does; Ctrl-C may come before its hooks run."""
+
+    interrupts = False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad, alpha=0.1).add_(1e-3)
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mount", [pb.Pruner, pb.ParametrizedPruner])
+@MASKS
+def test_a_step_that_is_interrupted_leaves_a_pruned_model(method: type, mount: Any) -> None:
+    """Weights outside the masks have moved by then: whoever catches Ctrl-C and saves the model would save them."""
+    model = network()
+    optimizer = Interrupted(model.parameters(), lr=0.1)
+    pruner = mount(model, optimizer, method(sparsity=0.8), total_steps=STEPS)
+    train(model, optimizer, 0, 55)
+    zeros = [model.get_submodule(name[0]).weight == 0 for name in pruner.names]
+    assert sum(int(one.sum()) for one in zeros) == 3328 - 665
+    optimizer.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 55, 56)
+    left = [model.get_submodule(name[0]).weight[one] for name, one in zip(pruner.names, zeros, strict=True)]
+    assert not any(bool(one.any()) for one in left)
+    assert sum(pruner.counts()) == 665
+
+
+def test_weights_that_came_before_an_interrupted_first_step_are_not_lost() -> None:
+    """The masks are those of the weights that were loaded; those of the first ones would cut others."""
+    model = network()
+    optimizer = Interrupted(model.parameters(), lr=0.1)
+    pruner = pb.Pruner(model, optimizer, OneShot(sparsity=0.8, when=0.0), total_steps=STEPS)
+    trained = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(trained)
+    optimizer.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 0, 1)
+    magnitudes = torch.cat([trained[name].abs().flatten() for name in pruner.names])
+    stays = torch.cat([(model.get_parameter(name) != 0).flatten() for name in pruner.names])
+    assert int(stays.sum()) == 665
+    assert float(magnitudes[stays].min()) > float(magnitudes[~stays].max())
+
+
 # -- resumed trainings -----------------------------------------------------------------------------------------------
 
 
@@ -81,6 +151,63 @@ def test_a_prolonged_training_brings_no_weight_back() -> None:
         thing.load_state_dict(state)
     train(model, own, 40, 80)
     assert all(not bool(model.get_parameter(name)[old].any()) for name, old in zip(again.names, gone, strict=True))
+
+
+def gone_on(before: pb.Goal, goal: pb.Goal, optimizers: int = 1) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
+    """Half a training to one goal, saved and loaded into a pruner of another."""
+    made = []
+    for aim in (before, goal):
+        model = network()
+        parts = [model[:2].parameters(), model[2:].parameters()] if optimizers == 2 else [model.parameters()]
+        several = [torch.optim.SGD(part, lr=0.1, momentum=0.9) for part in parts]
+        made.append((model, several, pb.Pruner(model, several, aim, total_steps=STEPS)))
+    (model, several, pruner), (other, own, again) = made
+    take_steps(model, several, 0, 30)
+    other.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The state was saved on the way to")
+        again.load_state_dict(pruner.state_dict())
+    return other, own, again
+
+
+def take_steps(model: nn.Module, optimizers: list[torch.optim.Optimizer], first: int, last: int) -> None:
+    for step in range(first, last):
+        x = torch.randn(32, 20, generator=torch.Generator().manual_seed(step))
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("before", "goal", "optimizers"),
+    [
+        (RigL(sparsity=0.8), RigL(sparsity=0.95), 1),
+        (RigL(sparsity=0.8), RigL(sparsity=0.95), 2),
+        (RigL(sparsity=0.95), RigL(sparsity=0.8), 1),
+        (GMP(sparsity=0.8), RigL(sparsity=0.8), 1),
+        (ACDC(sparsity=0.8), RigL(sparsity=0.95), 1),
+        (OneShot(sparsity=0.8, when=0.0), OneShot(sparsity=0.95, when=0.0), 1),
+    ],
+)
+def test_a_state_that_goes_on_to_another_sparsity_is_trained_at_it(before: pb.Goal, goal: Any, optimizers: int) -> None:
+    """Its masks had other counts. Those would have stayed until finish() cut them without any training."""
+    model, own, pruner = gone_on(before, goal, optimizers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The state was saved in a training of another length, or on the way to")
+        take_steps(model, own, 30, 31)
+    wanted = goal.kept(3328)
+    assert sum(kept(model, pruner)) == wanted
+    if isinstance(goal, RigL):
+        assert kept(model, pruner) == goal.counts([model.get_parameter(name).shape for name in pruner.names])
+    take_steps(model, own, 31, STEPS)
+    assert pruner.finish().pruned_nonzeros == wanted
+
+
+def test_a_state_without_masks_is_refused_by_those_who_keep_them() -> None:
+    """An exact budget's state is whole as it is; the sentence names both goals and a way that works."""
+    with pytest.raises(pb.UserError, match=r"on the way to Budget\(.*keeps no masks, and GMP\(.* Begin anew from the"):
+        gone_on(pb.Budget(sparsity=0.8), GMP(sparsity=0.8))
 
 
 @MASKS

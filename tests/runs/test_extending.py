@@ -42,6 +42,7 @@ def content(out: Path) -> list[Any]:
         {"schedule.kind": "restarts", "schedule.every": 2},
         {"goal.kind": "dense", "goal.sparsity": None, "goal.ramp": None},
         {"goal.kind": "fixed", "goal.ramp": None},
+        {"goal.kind": "feather"},
         {"optimizer.kind": "adamw", "optimizer.lr": 0.001, "train.evaluate_every": 2},
     ],
 )
@@ -121,15 +122,6 @@ def test_a_cosine_goes_down_to_its_end(tmp_path: Path) -> None:
     unchanged(tmp_path, override(LONGER, cosine), r"cannot go on to train.epochs=5: its schedule, cosine, goes down to")
 
 
-@pytest.mark.parametrize("kind", ["acdc", "gmp", "oneshot", "rigl"])
-def test_masks_follow_a_plan_for_the_whole_training(kind: str, tmp_path: Path) -> None:
-    """When they are chosen depends on its length, so that the steps that are done are none of a longer run's."""
-    short = override(RECIPE, {"goal.kind": kind, "goal.ramp": None})
-    train(short, tmp_path, quiet=True)
-    with pytest.raises(ValueError, match=f"goal.kind={kind} chooses its masks by a plan for 2 epochs, and in a longer"):
-        train(override(short, {"train.epochs": 5}), tmp_path, quiet=True, resume=True)
-
-
 def test_a_ramp_is_a_share_of_the_training(tmp_path: Path) -> None:
     """The message says which share keeps it, and with that share it goes on."""
     ramp = {"goal.ramp": None}
@@ -140,6 +132,31 @@ def test_a_ramp_is_a_share_of_the_training(tmp_path: Path) -> None:
     train(longer, tmp_path / "run", resume=True, quiet=True)
     train(longer, tmp_path / "whole", quiet=True)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["acdc", "gmp", "oneshot", "rigl"])
+def test_masks_change_at_shares_of_the_training(kind: str, tmp_path: Path) -> None:
+    """Gone on with, 8 epochs of GMP would have ended at 75 % instead of 89 %, and have been taken for such a run."""
+    masks = {"goal.kind": kind, "goal.ramp": None}
+    train(override(RECIPE, masks), tmp_path, quiet=True)
+    unchanged(
+        tmp_path, override(LONGER, masks), r"cannot go on to train.epochs=5: \w+ changes its masks at shares of 2"
+    )
+
+
+def test_thresholds_learn_at_a_rate_that_may_depend_on_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 1,500 steps an exact budget's do, as here beyond 5; with a rate that was given the run goes on."""
+    monkeypatch.setattr("pareback.pruning.groups.TRAVEL", 0.05)
+    train(RECIPE, tmp_path / "run", quiet=True)
+    says = r"its thresholds learned follows from 10 steps, and that of a longer run is another\. .* goal.threshold_lr"
+    unchanged(tmp_path / "run", LONGER, says)
+    given = {"goal.threshold_lr": 0.02}
+    train(override(RECIPE, given), tmp_path / "given", quiet=True)
+    train(override(LONGER, given), tmp_path / "given", resume=True, quiet=True)
+    train(override(LONGER, given), tmp_path / "whole", quiet=True)
+    assert content(tmp_path / "given") == content(tmp_path / "whole")
 
 
 def test_fewer_epochs_or_anything_else_is_another_run(tmp_path: Path) -> None:

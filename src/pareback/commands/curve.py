@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +95,16 @@ _THE_GRIDS = {
 }
 
 
+#: What only some goals read of a recipe's, and those.
+_READ_BY = {
+    "goal.shrink": ("exact",),
+    "goal.ramp": ("exact",),
+    "goal.weight": ("budget",),
+    "goal.average": ("budget",),
+    "goal.straight_through": ("exact", "fixed-ga", "fixed-bs", "budget", "unconstrained"),
+}
+
+
 def _base(options: Namespace) -> Recipe:
     from ..lab.recipe.checks import check_effects
     from ..lab.recipe.reading import override, read
@@ -119,6 +129,7 @@ def _grid(options: Namespace) -> Grid:
         raise UsageError(f"--goals {options.goals!r} names none. Write --goals exact, or leave it out, for that one.")
     if options.lambdas is not None and "unconstrained" not in goals:
         raise UsageError("--lambdas are unconstrained's. Add it to --goals, or leave them out.")
+    _check_read(changes(options), goals)
     return Grid(
         budgets=tuple(Allowance(value) for value in listed_values("--budgets", options.budgets, _amount, "0.3,0.05")),
         goals=goals,
@@ -127,6 +138,18 @@ def _grid(options: Namespace) -> Grid:
         seeds=seeds(options.seeds),
         measure=options.measure,
     )
+
+
+def _check_read(given: Collection[str], goals: Sequence[str]) -> None:
+    """Refuse what was asked for on the command line and none of the goals would read."""
+    for key, readers in _READ_BY.items():
+        if key in given and not set(readers) & set(goals):
+            what = f"{readers[0]}'s" if len(readers) == 1 else f"that of {', '.join(readers[:-1])} and {readers[-1]}"
+            swept = " Unconstrained is swept by --lambdas." if key == "goal.weight" else ""
+            raise UsageError(
+                f"--{key} is {what} and has no effect with --goals {','.join(goals)}. Add {readers[0]} to them, or "
+                f"leave it out.{swept}"
+            )
 
 
 def _amount(text: str) -> float | int | str:

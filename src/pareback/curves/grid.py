@@ -101,10 +101,10 @@ class Points(list[Point]):
 def points(base: Recipe, grid: Grid) -> Points:
     """Return the runs that a grid consists of, seed by seed: the dense network, then from the largest budget down.
 
-    Of the base's goal, every run keeps which tensors are pruned, λ, the average, the thresholds' rate and
-    ``straight_through``; ``shrink`` and ``ramp`` are the exact budget's alone, since the paper has neither. fixed-GA
-    grows over the first tenth of the training: its bound fits weights that training has made normal. Other methods have
-    the settings of their papers.
+    Of the base's goal, every run keeps which tensors are pruned, λ, the thresholds' rate and ``straight_through``, and
+    every one but the exact budget the average, which is the penalties'; ``shrink`` and ``ramp`` are the exact budget's
+    alone, since the paper has neither. fixed-GA grows over the first tenth of the training: its bound fits weights that
+    training has made normal. Other methods have the settings of their papers.
 
     >>> grid = Grid((Allowance(0.05),), ("exact", "unconstrained"), lambdas=(10.0,), seeds=(0, 1), measure="weights")
     >>> [point.recipe.name for point in points(Recipe(), grid)][:3]
@@ -183,7 +183,12 @@ def _budgeted(base: GoalRecipe, goal: str, budget: Allowance, sizes: Sizes) -> G
     in_weights = sizes.measure == "weights"
     limit: dict[str, Any] = {"sparsity": _sparsity(budget, sizes)} if in_weights else {sizes.measure: budget.value}
     if goal == "exact":
-        return _goal(base, kind="budget", enforce="exact", shrink=base.shrink, ramp=base.ramp, **limit)
+        own: dict[str, Any] = {
+            "shrink": base.shrink,
+            "ramp": base.ramp,
+            "average": "size",
+        }  # the penalties have another
+        return _goal(base, kind="budget", enforce="exact", **own, **limit)
     return _goal(base, kind="budget", enforce="squared", **limit)
 
 

@@ -101,6 +101,12 @@ class RigL(MaskTarget):
         rows = zip(view.weights, view.grads, view.masks, strict=True)
         return [mask if grad is None else _moved(weight, grad, mask, fraction) for weight, grad, mask in rows]
 
+    def missed_masks(self, view: MaskView) -> list[Tensor]:
+        """Return masks of this sparsity: a state of another goal has other counts, which moving would never change."""
+        counts = dict(zip(view.shapes, self.counts([*view.shapes.values()]), strict=True))
+        rows = zip(view.names, view.weights, view.grads, view.masks, strict=True)
+        return [_resized(weight, grad, mask, counts[name]) for name, weight, grad, mask in rows]
+
     def land(
         self, resolved: Resolved, weights: Weights, r: Tensor, exponent: float, shards: Shards, share: float = 1.0
     ) -> Landing:
@@ -119,3 +125,15 @@ def _moved(weight: Tensor, grad: Tensor, mask: Tensor, fraction: float) -> Tenso
     left = mask.flatten() & ~torch.zeros_like(first).scatter_(0, smallest, first)
     steepest = torch.where(left, -1.0, grad.abs().flatten()).argsort(descending=True)
     return (left | torch.zeros_like(first).scatter_(0, steepest, first)).view(mask.shape)
+
+
+def _resized(weight: Tensor, grad: Tensor | None, mask: Tensor, keep: int) -> Tensor:
+    """Return a mask of ``keep`` weights: the largest of the present one, and more where the gradient is largest."""
+    if int(mask.sum()) == keep:
+        return mask
+    steepest = torch.zeros_like(weight) if grad is None else grad.abs()
+    # In one order: what is in the mask by magnitude, then the rest by gradient.
+    inside = torch.where(mask, weight.abs(), -1.0).flatten().argsort(descending=True)[: int(mask.sum())]
+    outside = torch.where(mask, -1.0, steepest).flatten().argsort(descending=True)
+    chosen = torch.cat([inside, outside])[:keep]
+    return torch.zeros_like(mask).flatten().index_fill_(0, chosen, True).view(mask.shape)

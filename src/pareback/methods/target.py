@@ -123,9 +123,7 @@ class MaskTarget(SparsityTarget, MaskGoal):
 
     def missed_masks(self, view: MaskView) -> Sequence[Tensor] | None:
         due = next((step for step in range(view.step - 1, -1, -1) if self.is_due(step, view.total_steps)), None)
-        if due is None:
-            return None
-        meant = self.masks(dataclasses.replace(view, step=due))
+        meant = self.first_masks(view.weights) if due is None else self.masks(dataclasses.replace(view, step=due))
         counts = [sum(int(mask.sum()) for mask in masks) for masks in (meant or view.masks, view.masks)]
         return meant if counts[0] < counts[1] else None  # of as many, the present ones are those that were trained
 

@@ -42,6 +42,7 @@ class Attachment:
         self._resumption = Resumption(optimizers, zeros, sum(resolved.sizes))
         self._hooks: list[StepHooks] = []
         self._idle: set[int] = set()  # the optimizers whose present step trains nothing
+        self.looking = ""  #: the block of the pruner's in which the model has other weights for a while
         self._attach()
 
     @property
@@ -88,6 +89,11 @@ class Attachment:
         if self._makes_room(optimizer):
             self._idle.add(part)
             return
+        if self.looking:
+            raise InvalidUse(
+                f"optimizer.step() was called inside pruner.{self.looking}, whose weights are there to be looked at, "
+                "not trained. Leave the block first."
+            )
         if self._step.groups.changed():
             self._regroup()
         self._watch.warn_of_gone()

@@ -60,15 +60,26 @@ class Groups:
             )
             for (o, g), which in members.items()
         ]
-        steps = None if plain_gradients else total_steps
-        default = {place: _usual_multiple(optimizers, place, adaptive[place], steps) for place in members}
-        multiples = [default[place] if multiple is None else multiple for place in found]
-        self._multiple = torch.tensor(multiples, dtype=like.dtype, device=like.device)
+        self._found = found
+        self._multiple = torch.tensor(self._multiples(total_steps), dtype=like.dtype, device=like.device)
         self._adaptive = torch.tensor([adaptive[p] and not plain_gradients for p in found], device=like.device)
         self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
         maximized = [bool(_group(optimizers, place).get("maximize")) for place in found]
         #: −1 where an optimizer maximises and a threshold has to follow the task's gradient uphill.
         self.sense = torch.tensor([-1.0 if m else 1.0 for m in maximized]).to(like) if any(maximized) else None
+
+    def _multiples(self, total_steps: int | None) -> list[float]:
+        """Return the multiple of its learning rate at which each tensor's threshold learns in so many steps."""
+        multiple, plain_gradients, _ = self._asked
+        if multiple is not None:
+            return [multiple] * len(self._found)
+        steps = None if plain_gradients else total_steps
+        usual = {place: _usual_multiple(self.optimizers, place, steps) for place in dict.fromkeys(self._found)}
+        return [usual[place] for place in self._found]
+
+    def learn_alike(self, total_steps: int) -> bool:
+        """Whether thresholds would learn at the same multiples in so many steps."""
+        return self._multiples(total_steps) == self._multiples(self._asked[2])
 
     def divided(self, selected: Sequence[Selected], optimizers: Sequence[Optimizer]) -> Groups:
         """Return the tensors divided among other optimizers or groups, with the same settings."""
@@ -156,13 +167,12 @@ class _Group:
         self._written.clear()
 
 
-def _usual_multiple(
-    optimizers: Sequence[Optimizer], place: tuple[int, int], adaptive: bool, total_steps: int | None
-) -> float:
+def _usual_multiple(optimizers: Sequence[Optimizer], place: tuple[int, int], total_steps: int | None) -> float:
     """Return the multiple of a group's learning rate at which thresholds learn if nobody says otherwise.
 
     ``total_steps`` is None where the length is not known, or where a penalty drives them, whose weight counts.
     """
+    adaptive = is_adaptive(_group(optimizers, place))
     usual = ADAPTIVE_MULTIPLE if adaptive else SGD_MULTIPLE
     highest = _highest_rate(optimizers[place[0]], _group(optimizers, place))
     if total_steps is None or highest <= 0.0:

@@ -117,7 +117,8 @@ class StepHooks:
             if called and not self._repeats:
                 raise InvalidUse(
                     f"{type(self._optimizer).__name__} calls its closure more than once in a step, and the second call "
-                    "would run on unpruned weights. Use pb.ParametrizedPruner, which prunes inside the model."
+                    "would run on unpruned weights. Use pb.ParametrizedPruner with a goal of thresholds, such as "
+                    "pb.Budget, which prunes inside the model."
                 )
             called = True
             loss = closure()
@@ -196,7 +197,8 @@ def _check_steps_once(optimizer: Optimizer, closures: bool) -> None:
     if isinstance(optimizer, LBFGS) and not closures:
         raise InvalidValue(
             "LBFGS evaluates the model several times within a step, at weights that are not pruned in between. Use "
-            "pb.ParametrizedPruner, which prunes inside the model, or another optimizer."
+            "pb.ParametrizedPruner with a goal of thresholds, such as pb.Budget, which prunes inside the model, or "
+            "another optimizer."
         )
     inner = [name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)]
     if inner:

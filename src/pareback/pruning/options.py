@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.optim import LBFGS, Optimizer
 
 from ..errors import InvalidType, InvalidValue
 from ..goals.goal import Goal, MaskGoal
@@ -34,8 +35,8 @@ def check_shrink(shrink: str) -> float:
     return EXPONENTS[shrink]
 
 
-def check_mask_options(goal: Goal, options: Mapping[str, object], optimizers: int) -> None:
-    """Refuse what a goal that keeps masks does not read, and optimizers that it would have to rank across."""
+def check_mask_options(goal: Goal, options: Mapping[str, object], optimizers: Sequence[Optimizer]) -> None:
+    """Refuse what a goal that keeps masks does not read, and optimizers that it cannot serve."""
     if not isinstance(goal, MaskGoal):
         return
     name = type(goal).__name__
@@ -44,10 +45,15 @@ def check_mask_options(goal: Goal, options: Mapping[str, object], optimizers: in
             raise InvalidValue(
                 f"{option}={value!r} has no effect with {name}, which keeps masks instead of thresholds. Drop it."
             )
-    if goal.ranks_together and optimizers > 1:
+    if goal.ranks_together and len(optimizers) > 1:
         raise InvalidValue(
-            f"{name} ranks the weights of all tensors together, and {optimizers} optimizers move them. Give one "
+            f"{name} ranks the weights of all tensors together, and {len(optimizers)} optimizers move them. Give one "
             "optimizer with several parameter groups."
+        )
+    if any(isinstance(one, LBFGS) for one in optimizers):
+        raise InvalidValue(
+            f"{name} keeps masks, which hold between steps, and LBFGS evaluates the model within a step at weights "
+            "outside of them. Use a goal of thresholds, such as pb.Budget or pb.methods.Feather, or another optimizer."
         )
 
 

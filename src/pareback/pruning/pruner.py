@@ -126,7 +126,7 @@ class Pruner:
         rule = goal.rule(resolved, like, self.total_steps)
         groups = Groups(resolved.selected, optimizers, threshold_lr, like, rule.plain_gradients, self.total_steps)
         read = {"shrink": shrink, "ramp": ramp, "straight_through": straight_through, "threshold_lr": threshold_lr}
-        check_mask_options(goal, read, sum(map(bool, groups.parts)))
+        check_mask_options(goal, read, [one for one, part in zip(optimizers, groups.parts, strict=True) if part])
         # Everything that can be refused has been; from here on the model changes.
         with torch.no_grad():
             tensors = [local(p.detach()) for p in self.parameters]
@@ -148,9 +148,9 @@ class Pruner:
             goal.check_start(resolved, state.nonzero.tolist())
         self._report: Report | None = None
         self._saved_whole = is_accelerated(optimizer)
-        self._looking = False  # whether the latent weights are in the model because the user asked for them
         choice = (include, exclude, min_size)
-        self._attachment = Attachment(self._step, resolved, choice, zeros, self._settle, self._repeats_closures)
+        repeats = self._repeats_closures and not rule.keeps_masks  # masks hold between steps, not within one
+        self._attachment = Attachment(self._step, resolved, choice, zeros, self._settle, repeats)
 
     def _start(self, tensors: Sequence[Tensor], share: float) -> State:
         weights = self._resolved.weights(tensors, self._shards)
@@ -194,6 +194,11 @@ class Pruner:
         if not self._looking:  # asked within latents(): the weights are to stay as they are until its end
             self._step.settle()
 
+    @property
+    def _looking(self) -> str:
+        """The block in which the model has other weights because the user asked for them, if it is within one."""
+        return self._attachment.looking
+
     def may_replay(self, step: int) -> bool:
         """Whether a CUDA graph may replay that step of the training, the first being 0.
 
@@ -208,6 +213,13 @@ class Pruner:
         """
         rule = self._step.controller.rule
         return not (isinstance(rule, MaskRule) and rule.is_due(step))
+
+    def learns_alike(self, total_steps: int) -> bool:
+        """Whether thresholds would learn at the same rates if the training took ``total_steps``.
+
+        Unless ``threshold_lr`` was given, those of an exact budget learn faster where the steps are few.
+        """
+        return self._step.groups.learn_alike(total_steps)
 
     # -- what a user asks --------------------------------------------------------------------------------------------
 
@@ -295,9 +307,10 @@ class Pruner:
         """
         if self.finished:
             raise InvalidUse("The pruner has finished and let go of the latent weights.")
-        if self._looking:  # within another such block, which ends it
+        if self._looking == "latents()":  # within another such block, which ends it
             yield
             return
+        self._refuse_within("latents()")
         self._settle()
         step = self._step
         with torch.no_grad():
@@ -307,11 +320,11 @@ class Pruner:
                     step.mount.show_latents(part)
                     step.mount.pruned_at(members, torch.zeros(len(members)))
                     step.held[part] = True
-        self._looking = True
+        self._attachment.looking = "latents()"
         try:
             yield
         finally:
-            self._looking = False
+            self._attachment.looking = ""
             self._settle()
 
     @property
@@ -338,7 +351,7 @@ class Pruner:
         ...     int(model.weight.count_nonzero())
         200
         """
-        self._refuse_within_latents("landed()")
+        self._refuse_within("landed()")
         if self.finished or not self._step.mount.holds_pruned or not self.ramp_ended:
             yield
             return
@@ -348,11 +361,11 @@ class Pruner:
             self._step.adopt_edits()
             for i, value in self._lander.final():
                 self._step.mount.land(i, value)
-        self._looking = True
+        self._attachment.looking = "landed()"
         try:
             yield
         finally:
-            self._looking = False
+            self._attachment.looking = ""
             for parameter, value in zip(self.parameters, shown, strict=True):
                 local(parameter.detach()).copy_(value)
 
@@ -395,7 +408,7 @@ class Pruner:
             return self._report
         from ..report import report_on
 
-        self._refuse_within_latents("finish()")
+        self._refuse_within("finish()")
         self._settle()
         self._attachment.check_present()
         done, rule = int(self._step.controller.state.step), self._step.controller.rule
@@ -444,17 +457,18 @@ class Pruner:
         """Take over a saved state. Load the model's own weights before or after; the order does not matter."""
         if self.finished:
             raise InvalidUse("The pruner has finished: finish() let go of what a state would be loaded into.")
+        self._refuse_within("load_state_dict()")
         state = saved.checked(state, self.names)
         self._settle()
         saved.load_into(self._step, self.goal, state)
         self._attachment.state_loaded()
 
-    def _refuse_within_latents(self, what: str) -> None:
+    def _refuse_within(self, what: str) -> None:
         if self._looking:
-            raise InvalidUse(f"{what} was asked for inside pruner.latents(). Leave the block first.")
+            raise InvalidUse(f"{what} was asked for inside pruner.{self._looking}. Leave the block first.")
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_within_latents("A copy of the pruner")
+        self._refuse_within("A copy of the pruner")
         self._settle()
         return vars(self)
 

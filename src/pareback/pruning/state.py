@@ -85,7 +85,7 @@ def load_into(step: Step, goal: Goal, state: Mapping[str, Any]) -> None:
     parameters = dict(zip(step.names, step.parameters, strict=True))
     check_entries("latents", parameters, state.get("latents"))
     if isinstance(rule, MaskRule):
-        check_entries("masks", parameters, state.get("masks"))
+        _check_masks(parameters, goal, state)
     if state.get("goal", repr(goal)) != repr(goal):  # on purpose, perhaps: to prune a pruned model further
         warnings.warn(f"The state was saved on the way to {state['goal']}; it goes on to {goal!r}.", stacklevel=3)
     with torch.no_grad():
@@ -100,6 +100,17 @@ def load_into(step: Step, goal: Goal, state: Mapping[str, Any]) -> None:
             rule.load(state["rule"], [state["masks"][name] for name in step.names])
         step.recount_here()
         _show_loaded(step, ours)
+
+
+def _check_masks(parameters: Mapping[str, Tensor], goal: Goal, state: Mapping[str, Any]) -> None:
+    """Refuse a state without masks; that of a goal of thresholds has none, and is complete without them."""
+    if "masks" not in state and state.get("goal", repr(goal)) != repr(goal):
+        raise InvalidValue(
+            f"The state was saved on the way to {state['goal']}, which keeps no masks, and {goal!r} cannot go on "
+            "without. Begin anew from the model's weights, without loading this state, or build the pruner with the "
+            "goal of the state."
+        )
+    check_entries("masks", parameters, state.get("masks"))
 
 
 def _shards_here(step: Step, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -338,7 +338,15 @@ class Step:
         with torch.no_grad():
             for part, held in enumerate(self.held):
                 if held:
+                    self._cut_short(part)
                     self.prune(part)
+
+    def _cut_short(self, part: int) -> None:
+        rule, members = self.controller.rule, self.groups.parts[part]
+        if isinstance(rule, MaskRule):
+            self.mount.hide_latents(part, members)
+            latents = self.mount.latents()
+            rule.cut_short(members, [latents[i] for i in members])
 
     def adopt_edits(self) -> None:
         """Let latent weights take over what was done to the pruned ones since the last step."""

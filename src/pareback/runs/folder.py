@@ -18,6 +18,7 @@ from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
 from ..lab.recipe.schema import START, Recipe
 from ..pruning.options import ramp_steps
+from ..pruning.pruner import Pruner
 from .checkpoints import previous_of
 from .locking import FolderLock
 from .results import fits_images, lacking, names_of
@@ -35,16 +36,17 @@ def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
             f"down to the end of {there.train.epochs} epochs, so that a longer run differs from the first step on. "
             "Train that one anew with another --out. Runs with schedule.kind=constant, step or restarts can go on."
         )
-    if isinstance(goal_of(here.goal), MaskGoal):
-        raise InvalidValue(
-            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: goal.kind={here.goal.kind} "
-            f"chooses its masks by a plan for {there.train.epochs} epochs, and in a longer run by another one. Train "
-            "that one anew with another --out."
-        )
     if here.train.mutual:
         raise InvalidValue(
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: with train.mutual the passes "
             f"teach each other after a third of {there.train.epochs} epochs, and in a longer run later. Train that one "
+            "anew with another --out."
+        )
+    goal = goal_of(here.goal)
+    if isinstance(goal, MaskGoal):
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: {type(goal).__name__} changes "
+            f"its masks at shares of {there.train.epochs} epochs, and in a longer run at other steps. Train that one "
             "anew with another --out."
         )
 
@@ -58,6 +60,17 @@ def check_ramp(path: Path, before: Mapping[str, Any], recipe: Recipe, per_epoch:
             f"The run in {str(path)!r} cannot go on to train.epochs={recipe.train.epochs}: its budget was reached over "
             f"{old} steps, and a ramp of the longer run takes {new}. Write --goal.ramp "
             f"{_share(old, recipe.train.epochs * per_epoch)} too, which keeps it as it was."
+        )
+
+
+def check_rates(path: Path, before: Mapping[str, Any], recipe: Recipe, per_epoch: int, pruner: Pruner | None) -> None:
+    """Raise where an exact budget's thresholds would have learned faster or slower in the steps that are done."""
+    steps = from_dict(before).train.epochs * per_epoch
+    if recipe.goal.kind == "budget" and pruner is not None and not pruner.learns_alike(steps):
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={recipe.train.epochs}: the rate at which its "
+            f"thresholds learned follows from {steps:,} steps, and that of a longer run is another. Train that one "
+            "anew with another --out. Runs that are begun with goal.threshold_lr can go on."
         )
 
 

@@ -10,14 +10,14 @@ replay them; what it replays is counted on the device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidUse
+from ..errors import InvalidUse, InvalidValue
 from .controller import Rule, View
 
 
@@ -31,6 +31,7 @@ class MaskView:
     weights: Sequence[Tensor]  #: this process's; zero outside the mask
     grads: Sequence[Tensor | None]
     masks: Sequence[Tensor]  #: the present ones: True where a weight may be non-zero
+    shapes: Mapping[str, torch.Size]  #: of all pruned tensors, those of other optimizers included
 
 
 class ChoosesMasks(Protocol):
@@ -43,6 +44,15 @@ class ChoosesMasks(Protocol):
     def share(self, step: int, total_steps: int | None) -> float: ...
 
 
+@dataclass
+class _UnderWay:
+    """A step between its two ends, and what is taken back if it raises."""
+
+    counts: bool  #: whether it will be counted
+    resumed: bool  #: whether a state had been loaded and not looked at
+    masks: dict[int, Tensor]  #: those that have changed, as they were
+
+
 class MaskRule(Rule):
     """Holds the masks and keeps weights within them; the method says when they change, and to what."""
 
@@ -52,6 +62,7 @@ class MaskRule(Rule):
         self.masks: list[Tensor] = []
         self._method, self._names, self._total = method, names, total_steps
         self._step = 0
+        self._under_way: _UnderWay | None = None
         self._resumed = False  # whether a state was loaded, perhaps of a training of another length
         self._captured = False  # whether a graph may take steps that nobody here hears of
 
@@ -81,7 +92,7 @@ class MaskRule(Rule):
         """
         for i, weight in zip(members, weights, strict=True):
             self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
-        masks = [self.masks[i] for i in members]
+        self._under_way = _UnderWay(counts and not skipped, self._resumed, {})
         capturing = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
         if self._captured and not capturing:
             self.catch_up(done)
@@ -94,41 +105,63 @@ class MaskRule(Rule):
                     f"Masks change before step {self._step}, and a CUDA graph would replay the change for ever. Take "
                     "those steps outside the graph where pruner.may_replay(step) is False."
                 )
-            self._take(masks, self._method.masks(self._view(members, weights, grads)))
+            self._take(members, self._method.masks(self._view(members, weights, grads)))
         self._captured |= capturing
-        self._step += counts and not skipped
-        for grad, mask in zip(grads, masks, strict=True):
+        for i, grad in zip(members, grads, strict=True):
             if grad is not None:
-                grad.masked_fill_(mask.logical_not(), 0.0)
+                grad.masked_fill_(self.masks[i].logical_not(), 0.0)
 
     def _view(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> MaskView:
         names, masks = [self._names[i] for i in members], [self.masks[i] for i in members]
-        return MaskView(self._step, self._total, names, weights, grads, masks)
+        shapes = {name: mask.shape for name, mask in zip(self._names, self.masks, strict=True)}
+        return MaskView(self._step, self._total, names, weights, grads, masks, shapes)
 
-    def _take(self, masks: Sequence[Tensor], chosen: Sequence[Tensor] | None) -> None:
-        for mask, fresh in zip(masks, masks if chosen is None else chosen, strict=True):
-            mask.copy_(fresh)
+    def _take(self, members: Sequence[int], chosen: Sequence[Tensor] | None) -> None:
+        if chosen is None:
+            return
+        assert self._under_way is not None
+        for i, fresh in self._checked(members, chosen):
+            self._under_way.masks.setdefault(i, self.masks[i].clone())
+            self.masks[i].copy_(fresh)
+
+    def _checked(self, members: Sequence[int], chosen: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """Return the method's masks beside the numbers of their tensors; one of another shape would be spread out."""
+        method = type(self._method).__name__
+        if len(chosen) != len(members):
+            raise InvalidValue(
+                f"{method} returned {len(chosen)} masks for {len(members)} tensors. Return one for each, in order."
+            )
+        for i, mask in zip(members, chosen, strict=True):
+            if mask.shape != self.masks[i].shape:
+                raise InvalidValue(
+                    f"{method} returned a mask of shape {tuple(mask.shape)} for {self._names[i]!r}, which has "
+                    f"{tuple(self.masks[i].shape)}. Return one of the same shape, such as with expand_as(weight)."
+                )
+        return list(zip(members, chosen, strict=True))
 
     def _follow_loaded(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """Begin anew with weights that came after the first masks; make up for changes that a resumed training missed.
 
-        A state goes on under a schedule of another length where the training is shortened or prolonged.
+        A state goes on under a schedule of another length where the training is shortened or prolonged, and with other
+        counts where it goes on to another goal.
         """
-        masks = [self.masks[i] for i in members]
+        masks, under_way = [self.masks[i] for i in members], self._under_way
+        assert under_way is not None
         if self._resumed:
             before = sum(int(mask.sum()) for mask in masks)
-            self._take(masks, self._method.missed_masks(self._view(members, weights, grads)))
+            self._take(members, self._method.missed_masks(self._view(members, weights, grads)))
             cut = before - sum(int(mask.sum()) for mask in masks)
-            if cut:
+            if cut > 0:
                 warnings.warn(
-                    f"The state was saved in a training of another length: by step {self._step} of {self._total} masks "
-                    f"are to have changed, and {cut:,} weights go at once now.",
+                    f"The state was saved in a training of another length, or on the way to another goal: by step "
+                    f"{self._step} of {self._total} masks are to have changed, and {cut:,} weights go at once now.",
                     stacklevel=4,
                 )
         elif self._step == 0 and not self.is_due(0):
             pairs = zip(weights, masks, strict=True)
             if len(members) == len(self.masks) and any(bool((weight[~mask] != 0).any()) for weight, mask in pairs):
-                self._take(masks, self._method.first_masks(weights))
+                self._take(members, self._method.first_masks(weights))
+                under_way.masks.clear()  # those of before were for other weights, and would cut these
 
     def catch_up(self, done: Tensor) -> None:
         """Count the steps that a graph has replayed since the last look; waits for the device if there is a graph."""
@@ -146,6 +179,25 @@ class MaskRule(Rule):
 
     def after_step(self, members: Sequence[int], weights: Sequence[Tensor]) -> None:
         """Clear what the optimizer moved outside the masks."""
+        if self._under_way is not None:
+            self._step += self._under_way.counts
+        self._under_way = None
+        self._clear(members, weights)
+
+    def cut_short(self, members: Sequence[int], weights: Sequence[Tensor]) -> None:
+        """Take a step back that raised: it is not counted, changes no mask, and leaves nothing outside of them.
+
+        Between steps there is none to take back, and weights may be edited anywhere.
+        """
+        if self._under_way is None:
+            return
+        self._resumed = self._under_way.resumed
+        for i, mask in self._under_way.masks.items():
+            self.masks[i].copy_(mask)
+        self._under_way = None
+        self._clear(members, weights)
+
+    def _clear(self, members: Sequence[int], weights: Sequence[Tensor]) -> None:
         for i, weight in zip(members, weights, strict=True):
             weight.masked_fill_(self.masks[i].logical_not(), 0.0)
 
@@ -154,8 +206,8 @@ class MaskRule(Rule):
         first = self._method.first_masks(weights)
         self.masks = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
         if first is not None:
-            for mask, chosen in zip(self.masks, first, strict=True):
-                mask.copy_(chosen)
+            for i, mask in self._checked(range(len(weights)), first):
+                self.masks[i].copy_(mask)
             self.after_step(range(len(weights)), weights)
 
     def state(self, done: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from ... import files
 from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
-from ...runs.folder import RunFolder, check_ramp, resume_command, started
+from ...runs.folder import RunFolder, check_ramp, check_rates, resume_command, started
 from ...runs.origins import changed, origins, warn_of_seen_images, weights_at
 from .. import environment
 from ..best import Best, landed
@@ -78,6 +78,7 @@ class Training:
                 "anew with another --out."
             )
         check_ramp(self._folder.path, state["recipe"], self._recipe, self._per_epoch)
+        check_rates(self._folder.path, state["recipe"], self._recipe, self._per_epoch, self._parts.pruner)
         self._take_over(state["parts"])
         self._epoch, self._within, self._rows = state["epoch"], state["within"], state["rows"]
         self._clock.load(state["seconds"])
