@@ -33,11 +33,11 @@ def rows(folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """Train both ways with both ramps, and yield the mean accuracies and by how much the longer ramp is better."""
     for network, (kind, (rate, _)) in [(one, choice) for one in NETWORKS for choice in CHOICES.items()]:
         start = dense(network, kind, rate, LONG)
-        trained = _accuracies(folder, start, "dense", {}, seeds)
+        trained = accuracies(folder, start, "dense", {}, seeds)
         tuned = {"optimizer.lr": rate / 10, **{f"train.{key}": SHORT for key in ("epochs", "evaluate_every")}}
         for way, changes in (("from scratch", {}), ("fine-tuned", tuned)):
             found = {
-                ramp: _accuracies(folder, start, f"{way}-{ramp}", {**changes, "goal.ramp": ramp}, seeds)
+                ramp: accuracies(folder, start, f"{way}-{ramp}", {**changes, "goal.ramp": ramp}, seeds)
                 for ramp in RAMPS
             }
             gained = [late - early for early, late in zip(*(found[ramp] for ramp in RAMPS), strict=True)]
@@ -48,9 +48,9 @@ def rows(folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
             yield {**row, "accuracies": {str(ramp): values for ramp, values in found.items()}}
 
 
-def _accuracies(folder: Path, start: Recipe, name: str, changes: Mapping[str, Any], seeds: int) -> list[float]:
+def accuracies(folder: Path, start: Recipe, name: str, changes: Mapping[str, Any], seeds: int) -> list[float]:
     """Train with each seed, pruned but for dense, and return what is reached on held-out images."""
-    goal = {} if name == "dense" else {"goal.kind": "budget", "goal.sparsity": SPARSITY}
+    goal = {} if name.startswith("dense") else {"goal.kind": "budget", "goal.sparsity": SPARSITY}
     found = []
     for seed in range(seeds):
         begun = folder / f"{start.name}-dense-{seed}"

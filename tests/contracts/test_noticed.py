@@ -781,3 +781,17 @@ def test_a_copied_step_steps_the_copy() -> None:
     twin.step()
     assert_same(copied(model), before)
     assert all(not torch.equal(old, new) for old, new in zip(values, twin.param_groups[0]["params"], strict=True))
+
+
+@EITHER_MOUNT
+def test_weights_that_blew_up_are_named_at_the_end(mount: Any) -> None:
+    """A gradient of a million times the usual throws latent weights far off; a budget that is met does not show it."""
+    model, optimizer, pruner = in_training(mount, steps=30)
+    backward(model, batches(TOTAL)[30])
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(1e6)
+    optimizer.step()
+    train(model, optimizer, batches(TOTAL)[31:])
+    with pytest.warns(UserWarning, match=words(*PRUNED, "times their spread at the beginning", "clip_grad_norm_")):
+        assert pruner.finish().pruned_nonzeros == KEPT

@@ -39,6 +39,7 @@ from .options import (
     warn_of_adapters,
 )
 from .step import Mount, Step
+from .watch import warn_of_growth
 
 if TYPE_CHECKING:
     from ..report import Known, Report
@@ -147,6 +148,7 @@ class Pruner:
         if growing == 0:
             goal.check_start(resolved, state.nonzero.tolist())
         self._report: Report | None = None
+        self._spread_before = state.spread.clone()
         self._saved_whole = is_accelerated(optimizer)
         choice = (include, exclude, min_size)
         repeats = self._repeats_closures and not rule.keeps_masks  # masks hold between steps, not within one
@@ -434,6 +436,7 @@ class Pruner:
                 "from elsewhere). Evaluate the model again, and fine-tune it under pb.freeze().",
                 stacklevel=2,
             )
+        warn_of_growth(self.names, self._spread_before.to(self.spreads().device), self.spreads())
         self._attachment.end()
         pruned_here.add(self.model)
         self._report = report_on(self.model, self.known(), self._resolved.flops)

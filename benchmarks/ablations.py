@@ -1,0 +1,65 @@
+"""Measures what could help at 98 %: small networks on scikit-learn's digits, from scratch, with SGD.
+
+    python benchmarks/ablations.py --out results/ablations.json
+
+Beside the library as it is: half the gradient for pruned weights, HAM's multiplicative step after each of SGD's, and
+dense and pruned passes that teach each other. The dense network is given HAM's step as well. A quarter of the training
+images is held out and judges; the test images are not looked at. Eight seeds, some minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from pareback.reproduce.peers_table import standard_error, with_error
+from ramps import LONG, NETWORKS, SPARSITY, accuracies
+from threshold_rates import CHOICES, dense, write
+
+_HAM = {"optimizer.kind": "ham"}
+#: What is changed, by name; the first is the library as it is. Names that begin with dense are not pruned.
+TRIED: dict[str, Mapping[str, Any]] = {
+    "as it is": {},
+    "half the gradient": {"goal.straight_through": 0.5},
+    "HAM": _HAM,
+    "mutual": {"train.mutual": True},
+    "dense": {},
+    "dense, HAM": _HAM,
+}
+
+
+def rows(folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
+    """Train each network with everything that is tried, and yield mean accuracies and what each gains."""
+    for network in NETWORKS:
+        start = dense(network, "sgd", CHOICES["sgd"][0], LONG)
+        found = {name: accuracies(folder, start, name, changes, seeds) for name, changes in TRIED.items()}
+        for name, values in found.items():
+            plain = found["dense" if name.startswith("dense") else "as it is"]
+            gained = [one - other for one, other in zip(values, plain, strict=True)]
+            row = {"model": network, "tried": name, "sparsity": 0.0 if name.startswith("dense") else SPARSITY}
+            error = standard_error(gained)
+            print(network, name, f"{mean(values):.2f}", with_error(mean(gained), error, sign=True), flush=True)
+            yield {**row, "accuracy": mean(values), "gained": mean(gained), "error": error, "accuracies": values}
+
+
+def main() -> None:
+    """Train all and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
+    parser.add_argument("--seeds", type=int, default=8)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(rows(Path(folder), options.seeds))
+    if options.out:
+        write(options.out, LONG, found)
+
+
+if __name__ == "__main__":
+    main()
