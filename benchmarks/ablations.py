@@ -9,18 +9,14 @@ images is held out and judges; the test images are not looked at. Eight seeds, s
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-
 from pareback.reproduce.peers_table import standard_error, with_error
-from ramps import LONG, NETWORKS, SPARSITY, accuracies
-from threshold_rates import CHOICES, dense, write
+from ramps import LONG, NETWORKS, SPARSITY, accuracies, main
+from threshold_rates import CHOICES, dense
 
 _HAM = {"optimizer.kind": "ham"}
 #: What is changed, by name; the first is the library as it is. Names that begin with dense are not pruned.
@@ -48,18 +44,5 @@ def rows(folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
             yield {**row, "accuracy": mean(values), "gained": mean(gained), "error": error, "accuracies": values}
 
 
-def main() -> None:
-    """Train all and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
-    parser.add_argument("--seeds", type=int, default=8)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        found = list(rows(Path(folder), options.seeds))
-    if options.out:
-        write(options.out, LONG, found)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, 8, LONG)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -60,18 +60,21 @@ def accuracies(folder: Path, start: Recipe, name: str, changes: Mapping[str, Any
     return found
 
 
-def main() -> None:
-    """Train all and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+Rows = Callable[[Path, int], Iterator[dict[str, Any]]]
+
+
+def main(about: str | None, measured: Rows, seeds: int, epochs: int | Sequence[int]) -> None:
+    """Train all rows with so many seeds, unless the command line says otherwise, and write the table."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=seeds)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        found = list(rows(Path(folder), options.seeds))
+        found = list(measured(Path(folder), options.seeds))
     if options.out:
-        write(options.out, [LONG, SHORT], found)
+        write(options.out, epochs, found)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rows, 4, [LONG, SHORT])

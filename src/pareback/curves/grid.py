@@ -183,11 +183,8 @@ def _budgeted(base: GoalRecipe, goal: str, budget: Allowance, sizes: Sizes) -> G
     in_weights = sizes.measure == "weights"
     limit: dict[str, Any] = {"sparsity": _sparsity(budget, sizes)} if in_weights else {sizes.measure: budget.value}
     if goal == "exact":
-        own: dict[str, Any] = {
-            "shrink": base.shrink,
-            "ramp": base.ramp,
-            "average": "size",
-        }  # the penalties have another
+        # Whatever average the penalties have, this goal knows one alone.
+        own: dict[str, Any] = {"shrink": base.shrink, "ramp": base.ramp, "average": "size"}
         return _goal(base, kind="budget", enforce="exact", **own, **limit)
     return _goal(base, kind="budget", enforce="squared", **limit)
 

@@ -436,7 +436,8 @@ class Pruner:
                 "from elsewhere). Evaluate the model again, and fine-tune it under pb.freeze().",
                 stacklevel=2,
             )
-        warn_of_growth(self.names, self._spread_before.to(self.spreads().device), self.spreads())
+        now = self.spreads()
+        warn_of_growth(self.names, self._spread_before.to(now.device), now)
         self._attachment.end()
         pruned_here.add(self.model)
         self._report = report_on(self.model, self.known(), self._resolved.flops)
