@@ -23,7 +23,7 @@ struct Rule {
 };
 
 struct Constants {
-  double band, stride, gain, recovery, near, first_beta, second_beta;
+  double band, stride, gain, recovery, near, reloaded, first_beta, second_beta;
 };
 
 // The state of a controller, as thresholds/controller.py has it.
@@ -104,6 +104,7 @@ class Controller {
     const double before = share(*c.step);
     *c.step += 1;
     const double now = share(*c.step);
+    observe(moments);
     look();
     std::vector<double> gradient(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -112,10 +113,15 @@ class Controller {
       if (!std::isfinite(gradient[i])) gradient[i] = 0.0;
     }
     move_within(wanted(gradient, before, now));
+  }
+
+  void observe(const double* moments) {  // Controller.observe
     for (int64_t i = 0; i < n; ++i) {
       // A spread that overflowed would prune everything; the last good one serves until weights are finite again.
       const double spread = std::sqrt(moments[5 * i] / c.sizes[i]);
       if (!std::isfinite(spread)) continue;
+      const bool trained = spread > 0.0 && spread >= k.reloaded * get(c.spread, i);
+      if (c.rule.kind == kExact && trained) set(c.r, i, get(c.threshold, i) / spread);
       set(c.spread, i, spread);
       set(c.peak, i, moments[5 * i + 1]);
     }

@@ -24,6 +24,10 @@ BAND = 0.05
 #: The farthest a threshold may move in one step, in σ. Keeps a wrong slope from emptying a tensor.
 STRIDE = 0.3
 
+#: A spread that falls below this share of itself in one step is of other weights, loaded or reset: no training shrinks
+#: them so fast.
+RELOADED = 0.5
+
 ADAM_BETAS = (0.9, 0.999)
 
 #: Where to prune, and the ends of the bands in which slopes are counted: one entry per tensor in each.
@@ -159,6 +163,9 @@ class Rule(ABC):
         """Return how much of the goal is asked for by now, where that is the rule's own and not the ramp's."""
         return None
 
+    #: Whether a threshold stays where it is when training changes the spread of its tensor, and r follows. Elsewhere r
+    #: stays, and the threshold follows, as in the paper.
+    holds_thresholds = False
     #: Whether the rule keeps masks and leaves thresholds at zero; see masks.py.
     keeps_masks = False
     #: Whether thresholds follow plain gradients beside an optimizer that normalises them, as Adam does. Where a rule
@@ -279,6 +286,10 @@ class Controller:
         spread = (moments.square.double() / self.sizes).sqrt()
         # A spread that overflowed would prune everything; the last good one serves until weights are finite again.
         usable = torch.isfinite(spread) & torch.as_tensor(go > 0)
+        if self.rule.holds_thresholds:
+            trained = usable & (spread > 0) & (spread >= RELOADED * self.state.spread.double())
+            held = self.state.threshold.double() / spread
+            self.state.r.copy_(torch.where(trained, held, self.state.r.double()))
         self.state.spread.copy_(torch.where(usable, spread, self.state.spread.double()))
         self.state.peak.copy_(torch.where(usable, moments.peak.double(), self.state.peak.double()))
 

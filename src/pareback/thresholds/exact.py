@@ -26,11 +26,16 @@ class ExactBudget(Rule):
     The task's gradient is projected onto the surface where the limits stay met, so it only trades weights between
     tensors; what drifts is restored by shifting all thresholds together by the measured error over the measured
     slope. There is no λ.
+
+    Thresholds do not follow the spread of their tensor. Beside batch norms a channel with a weight or two left has huge
+    gradients, and they throw latent weights far off. A threshold that rose with the spread would prune the tensor's
+    other weights, and leave more such channels: networks broke down at 98 %, in seven of eight seeds at worst.
     """
 
     #: How far, as a fraction of the prunable cost, a step may end from the budget before it is corrected at once.
     tolerance = 1e-4
     passes = 4
+    holds_thresholds = True
 
     def __init__(self, limits: Sequence[Limit], like: Tensor) -> None:
         self.shares = torch.tensor([limit.shares for limit in limits], dtype=torch.float64, device=like.device)

@@ -16,6 +16,8 @@ class CommonLevel(ExactBudget):
     Nothing is learned and nothing is sorted: the level follows the count of the step before by its measured slope.
     """
 
+    holds_thresholds = False  # all of them are at the level, wherever r was
+
     def native(self) -> None:
         """There is no such rule in C++."""
         return

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import native
-from .controller import ADAM_BETAS, BAND, STRIDE, Controller, NativeRule, Rates
+from .controller import ADAM_BETAS, BAND, RELOADED, STRIDE, Controller, NativeRule, Rates
 from .exact import GAIN, NEAR, RECOVERY
 
 _STATE = ("r", "threshold", "spread", "peak", "velocity", "square", "drift", "missed", "damping")
@@ -33,7 +33,8 @@ class _NativeRule(ctypes.Structure):
 
 class _NativeConstants(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_double) for name in ("band", "stride", "gain", "recovery", "near", "first_beta", "second_beta")
+        (name, ctypes.c_double)
+        for name in ("band", "stride", "gain", "recovery", "near", "reloaded", "first_beta", "second_beta")
     )
 
 
@@ -86,7 +87,7 @@ class NativeStep:
             count=number,
             wide=controller.state.r.dtype == torch.float64,
             ramp_steps=controller.ramp_steps,
-            constants=_NativeConstants(BAND, STRIDE, GAIN, RECOVERY, NEAR, *ADAM_BETAS),
+            constants=_NativeConstants(BAND, STRIDE, GAIN, RECOVERY, NEAR, RELOADED, *ADAM_BETAS),
             rule=_NativeRule(
                 kind=rule.kind,
                 form=rule.form,
