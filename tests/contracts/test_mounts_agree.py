@@ -111,8 +111,12 @@ def test_200_steps_agree_bit_for_bit(goal: pb.Goal, kind: Kind) -> None:
     ],
     ids=["exact", "search", "two limits", "extremes"],
 )
+@pytest.mark.filterwarnings("ignore:.* times their spread at the beginning:UserWarning")
 def test_a_convolutional_network_with_batch_norm_agrees(goal: pb.Goal, kind: Kind, steps: int) -> None:
-    """The running statistics, which see every pruned activation, agree as well."""
+    """The running statistics, which see every pruned activation, agree as well.
+
+    One of these trainings blows up, and does so alike in both mounts.
+    """
     assert_agree(convolutional, kind, goal, steps)
 
 
