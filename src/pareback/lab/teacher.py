@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,16 @@ class Teacher:
     def loss(self, labels: Tensor, logits: Tensor, answers: Tensor) -> Tensor:
         """Return the loss by labels and the distance to the teacher's answers, each by its weight."""
         return (1.0 - self._weight) * labels + self._weight * distance(logits, answers, self._temperature)
+
+    def follow(self) -> None:
+        """Take note of a step of the network in training; one that was trained before stays as it is."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what a resumed run needs; None where the teacher can be read again."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state."""
 
 
 def distance(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:

@@ -16,7 +16,7 @@ from ..runs.folder import RunFolder, Standing, result_of, resume_command
 from ..runs.origins import changed_since, forget_images
 from ..runs.trust import recall, remember
 from .recipe.checks import check, check_machine
-from .recipe.schema import START, Recipe
+from .recipe.schema import OWN_TEACHERS, Recipe
 from .train import settings
 from .train.distributed import Team, lost_another, patience, team
 from .train.loop import Training
@@ -87,7 +87,7 @@ def _opened(folder: RunFolder, recipe: Recipe, resume: bool, force: bool, here: 
 
 def _check_teacher(recipe: Recipe, folder: RunFolder) -> None:
     run = recipe.teacher.run
-    if run not in (None, START) and expanded(run).resolve() == folder.path.resolve():
+    if run is not None and run not in OWN_TEACHERS and expanded(run).resolve() == folder.path.resolve():
         raise InvalidValue(f"teacher.run={run} is the folder of this run itself. Give another one with --out.")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..goals.budget import EXACT_SHRINK
 from ..lab.recipe.goals import NAMES
 from ..lab.recipe.reading import entries
+from ..lab.recipe.schema import SELF
 from ..runs.folder import INCIDENTAL
 from .budget import ramp
 
@@ -99,7 +100,8 @@ def method(recipe: Mapping[str, Any]) -> str:
     'exact budget, taught by dense'
     """
     teacher = recipe["teacher.run"]
-    return _goal(recipe) + (f", taught by {PurePath(str(teacher)).name}" if teacher else "")
+    name = "itself" if teacher == SELF else PurePath(str(teacher)).name
+    return _goal(recipe) + (f", taught by {name}" if teacher else "")
 
 
 def _goal(recipe: Mapping[str, Any]) -> str:

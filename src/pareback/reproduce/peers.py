@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from ..lab.recipe.goals import NAMES
+from ..lab.recipe.schema import SELF
 from ..runs.record import Record
 from .paper import ONE_CYCLE, Experiment, PaperRow
 
@@ -114,6 +115,7 @@ _LATE: Mapping[str, Any] = {"goal.ramp": 0.75}
 _HALF: Mapping[str, Any] = {"goal.straight_through": 0.5}
 _MUTUAL: Mapping[str, Any] = {"goal.ramp": 0.5, "train.mutual": True}
 _QUICK: Mapping[str, Any] = {"goal.threshold_lr": 0.1}
+_SELF: Mapping[str, Any] = {"goal.ramp": 0.5, "teacher.run": SELF}
 
 
 def _tried(name: str, label: str, percent: int, *changes: Mapping[str, Any]) -> PaperRow:
@@ -153,12 +155,18 @@ PEERS_ABLATION = Experiment(
         _tried("ham", "ramp 0.5, HAM", 98, {"goal.ramp": 0.5}, _HAM),
         _tried("mutual", "ramp 0.5, mutual", 98, _MUTUAL),
         _tried("99-mutual", "ramp 0.5, mutual", 99, _MUTUAL),
+        _tried("self", "ramp 0.5, taught by itself", 98, _SELF),
+        _tried("self-half", "ramp 0.5, taught by itself, weight 0.5", 98, _SELF, {"teacher.weight": 0.5}),
+        _tried("self-t2", "ramp 0.5, taught by itself, temperature 2", 98, _SELF, {"teacher.temperature": 2.0}),
+        _tried("99-self", "ramp 0.5, taught by itself", 99, _SELF),
+        _dense("val-self-", "dense, taught by itself", _VAL, {"teacher.run": SELF}),
         _dense("val-ham-", "dense, HAM", _VAL, _HAM),
         _dense("val-", "dense WRN-16-8", _VAL),
         _tried_vit("ramp-0.5", "ramp 0.5", 95, {"goal.ramp": 0.5}),
         _tried_vit("ramp-0.75", "ramp 0.75", 95, _LATE),
         _tried_vit("half", "half the gradient", 95, _HALF),
         _tried_vit("mutual", "ramp 0.5, mutual", 95, _MUTUAL),
+        _tried_vit("self", "ramp 0.5, taught by itself", 95, _SELF),
         _tried_vit("98-ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
         _tried_vit("98-ramp-0.75", "ramp 0.75", 98, _LATE),
     ),

@@ -107,7 +107,7 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 def _dense_of(section: Experiment, row: PaperRow) -> PaperRow | None:
     """Return the dense row of the same network, trained in the same way."""
-    alike = ("model.name", "optimizer.kind")
+    alike = ("model.name", "optimizer.kind", "teacher.run")
     wanted = [row.changes.get(key) for key in alike]
     home = PEERS if section is PEERS_LATE else section
     dense = [one for one in home.rows if "goal.kind" not in one.changes]
@@ -125,7 +125,7 @@ def _reference_of(section: Experiment, row: PaperRow) -> str:
 
 def _is_ours(row: PaperRow) -> bool:
     """Whether a row is of this library as it is, but for the ramp, or dense."""
-    usual = {"goal.straight_through": True, "train.mutual": False}
+    usual = {"goal.straight_through": True, "train.mutual": False, "teacher.run": None}
     plain = all(row.changes.get(key, value) == value for key, value in usual.items())
     return plain and row.changes.get("optimizer.kind") != "ham" and method_of(row) in ("exact", "dense")
 

@@ -16,7 +16,7 @@ from ..errors import InvalidValue, MissingFile
 from ..goals import MaskGoal
 from ..lab.recipe.goals import goal_of
 from ..lab.recipe.reading import entries, from_dict, read, to_dict, to_yaml
-from ..lab.recipe.schema import START, Recipe
+from ..lab.recipe.schema import OWN_TEACHERS, SELF, Recipe
 from ..pruning.options import ramp_steps
 from ..pruning.pruner import Pruner
 from .checkpoints import previous_of
@@ -41,6 +41,12 @@ def check_schedule(path: Path, there: Recipe, here: Recipe) -> None:
             f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: with train.mutual the passes "
             f"teach each other after a third of {there.train.epochs} epochs, and in a longer run later. Train that one "
             "anew with another --out."
+        )
+    if here.teacher.run == SELF:
+        raise InvalidValue(
+            f"The run in {str(path)!r} cannot go on to train.epochs={here.train.epochs}: with teacher.run=self the "
+            f"weight of the teacher's answers grows to the end of {there.train.epochs} epochs, and in a longer run "
+            "more slowly. Train that one anew with another --out."
         )
     goal = goal_of(here.goal)
     if isinstance(goal, MaskGoal):
@@ -332,7 +338,7 @@ def difference(there: Recipe, here: Recipe, apart_from: Sequence[str] = ()) -> s
         if field.key not in INCIDENTAL and field.key not in apart_from:
             first, second = (_at(recipe, field.key) for recipe in (one, two))
             # Whose weights it starts or learns from may have moved; whether they are the same, their hash says.
-            moved = field.key in _MOVABLE and not {first, second} & {None, "hub", START}
+            moved = field.key in _MOVABLE and not {first, second} & {None, "hub", *OWN_TEACHERS}
             if first != second and not moved:
                 return f"{field.key} is {first} there and {second} here"
     return ""

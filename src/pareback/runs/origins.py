@@ -14,7 +14,7 @@ import torch
 from ..errors import MissingFile, UserError
 from ..files import digest, expanded
 from ..lab.data.sources import Source, open_source, same_images
-from ..lab.recipe.schema import START, DataRecipe, Recipe
+from ..lab.recipe.schema import OWN_TEACHERS, DataRecipe, Recipe
 from .folder import RunFolder, result_beside
 from .results import lacking
 
@@ -110,8 +110,8 @@ def _start(recipe: Recipe) -> str | None:
 
 
 def _teacher(recipe: Recipe) -> str | None:
-    """Return the place of the teacher's weights; None without one, or where it is what a run starts from."""
-    return recipe.teacher.run if recipe.teacher.run != START else None
+    """Return the place of the teacher's weights; None without one, or where the run has it itself."""
+    return recipe.teacher.run if recipe.teacher.run not in OWN_TEACHERS else None
 
 
 def weights_at(place: str | None) -> str | None:

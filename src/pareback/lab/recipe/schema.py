@@ -193,6 +193,10 @@ class TrainRecipe:
 
 #: As teacher.run: the network that the training starts from. A folder of that name is ./start.
 START = "start"
+#: As teacher.run: the average of the weights of the training itself. A folder of that name is ./self.
+SELF = "self"
+#: Teachers that are no place where weights lie.
+OWN_TEACHERS = (START, SELF)
 
 
 @dataclass(frozen=True)
@@ -200,10 +204,12 @@ class TeacherRecipe:
     """A trained network that this one also learns from: what a sparse one needs where labels do not say enough."""
 
     run: str | None = None
-    """The folder of a finished run on the same data, usually of the dense network; or start, for the network that
-    model.pretrained gives, as it is before the training. None by default."""
+    """The folder of a finished run on the same data, usually of the dense network; start, for the network that
+    model.pretrained gives, as it is before the training; or self, for the average of this network's own weights, which
+    needs no second training. None by default."""
     weight: float = 0.9
-    """How much the teacher's answers count against the labels, between 0 and 1."""
+    """How much the teacher's answers count against the labels, between 0 and 1; with self, at the end, and evenly more
+    from 0 on until then."""
     temperature: float = 4.0
     """What logits are divided by before they are compared: a high one lets unlikely classes count too."""
 

@@ -13,7 +13,8 @@ from ..models.build import build
 from ..models.learning import freeze_, frozen_norms, head_of
 from ..mutual import Mutual
 from ..recipe.goals import pruner_of
-from ..recipe.schema import Recipe
+from ..recipe.schema import SELF, Recipe
+from ..self_teacher import SelfTeacher
 from ..teacher import Teacher
 from . import optimizers
 from .distributed import Team
@@ -43,9 +44,13 @@ class Parts:
         self.average = WeightAverage(self.model, self.pruner, recipe.train.ema) if recipe.train.ema else None
         # The pruner knows the plain module; a compiled one shares its parameters.
         net = _compiled(net) if recipe.train.compile else net
-        teacher = Teacher.of(recipe, source, self.forward.placed, trust)
+        self.teacher = (
+            SelfTeacher(recipe.teacher, self.model, total_steps, recipe.train.compile)
+            if recipe.teacher.run == SELF
+            else Teacher.of(recipe, source, self.forward.placed, trust)
+        )
         self.mutual = Mutual.of(recipe, self.model, self.pruner, self.optimizer, total_steps)
-        self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, teacher, self.mutual)
+        self.step = TrainStep(recipe, net, self.optimizer, self.average, self.forward, self.teacher, self.mutual)
         if here.rank:  # processes draw their own random numbers, such as dropout's
             torch.manual_seed(recipe.seed + here.rank)
 
@@ -66,6 +71,7 @@ class Parts:
             "pruner": pruner,
             "average": None if self.average is None else self.average.state_dict(),
             "mutual": None if self.mutual is None else self.mutual.state_dict(),
+            "teacher": None if self.teacher is None else self.teacher.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "sums": self.step.tally.sums,
         }
@@ -98,6 +104,8 @@ class Parts:
             self.average.load_state_dict(state["average"])
         if self.mutual is not None:
             self.mutual.load_state_dict(state["mutual"])
+        if self.teacher is not None and state.get("teacher") is not None:
+            self.teacher.load_state_dict(state["teacher"])
         self.step.scaler.load_state_dict(state["scaler"])
         self.step.tally.sums.copy_(state["sums"])
 

@@ -220,6 +220,8 @@ class TrainStep:
             self.tally.add(torch.stack(losses).mean(), torch.cat(answers), y)
         if self._average is not None:
             self._average.update()
+        if self._teacher is not None:
+            self._teacher.follow()
 
     def _loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with self._forward.autocast():
