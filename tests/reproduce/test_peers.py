@@ -100,7 +100,7 @@ def test_names_are_unique() -> None:
 def test_what_depends_on_the_grid_waits_for_it() -> None:
     """Without records there is nothing to choose by."""
     sizes = {name: len(wanted) for name, wanted in stages({})}
-    assert sizes == {"grid": 22, "seeds": 0, "longer ramp": 9, "120 epochs": 0, "ViT": 9, "ablation": 72}
+    assert sizes == {"grid": 22, "seeds": 0, "longer ramp": 9, "120 epochs": 0, "ViT": 9, "ablation": 84}
     part = grid_of()
     del part["peers-gmp-98"]
     assert best_of(part, 98) == []
@@ -223,7 +223,7 @@ def test_a_row_that_was_not_run_says_so() -> None:
 
 
 def test_ablations_are_paired_with_the_present_default() -> None:
-    """The longer ramp with the shorter, HAM's dense network with the plain one."""
+    """The longer ramp with the shorter, dense networks with HAM's step or a teacher with the plain one."""
     rows = {row.name: row for row in PEERS_ABLATION.rows}
     wanted = {
         "peers-val-ramp-0.5": "",
@@ -242,12 +242,16 @@ def test_ablations_are_paired_with_the_present_default() -> None:
         "peers-val-ham": "peers-val-ramp-0.5",
         "peers-val-mutual": "peers-val-ramp-0.5",
         "peers-val-99-mutual": "peers-val-99-ramp-0.5",
+        "peers-val-self": "peers-val-ramp-0.5",
+        "peers-val-99-self": "peers-val-99-ramp-0.5",
+        "peers-val-self-dense": "peers-val-dense",
         "peers-val-ham-dense": "peers-val-dense",
         "peers-val-dense": "",
         "peers-val-vit-ramp-0.75": "peers-val-vit-ramp-0.5",
         "peers-val-vit-ramp-0.5": "",
         "peers-val-vit-half": "peers-val-vit-ramp-0.5",
         "peers-val-vit-mutual": "peers-val-vit-ramp-0.5",
+        "peers-val-vit-self": "peers-val-vit-ramp-0.5",
         "peers-val-vit-98-ramp-0.5": "",
         "peers-val-vit-98-ramp-0.75": "peers-val-vit-98-ramp-0.5",
     }
@@ -291,7 +295,7 @@ def test_later_stages_count_their_seconds_from_their_own_beginning(
     monkeypatch.setattr(peers_runs, "train_rows", noted)
     plan = RowPlan(tmp_path / "out", tmp_path / "runs", "x.npz", RECIPES, device="cpu")
     peers_runs.reproduce_peers(plan)
-    assert sizes == [22, 0, 9, 0, 9, 72]
+    assert sizes == [22, 0, 9, 0, 9, 84]
     assert begun[0] is None
     assert begun[1:] == sorted(began for began in begun[1:] if began > plan.began)
 

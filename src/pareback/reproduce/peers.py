@@ -115,7 +115,7 @@ _LATE: Mapping[str, Any] = {"goal.ramp": 0.75}
 _HALF: Mapping[str, Any] = {"goal.straight_through": 0.5}
 _MUTUAL: Mapping[str, Any] = {"goal.ramp": 0.5, "train.mutual": True}
 _QUICK: Mapping[str, Any] = {"goal.threshold_lr": 0.1}
-_SELF: Mapping[str, Any] = {"goal.ramp": 0.5, "teacher.run": SELF}
+_SELF: Mapping[str, Any] = {"teacher.run": SELF, "teacher.weight": 0.5}
 
 
 def _tried(name: str, label: str, percent: int, *changes: Mapping[str, Any]) -> PaperRow:
@@ -135,9 +135,11 @@ PEERS_ABLATION = Experiment(
     "multiplicative step after each of SGD's (α = 20), which the dense network is given as well. Feather-Global has "
     "the longer ramp, too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also goes "
     "through the network with its dense weights and batch norms of their own; the two passes learn from each other's "
-    "answers, and pruned weights take the dense pass's gradient. `exact ahead` is here by how much the present default "
-    "is ahead: ramp 0.5, the whole gradient, one pass, and plain SGD for the dense network. More rows, from when "
-    "thresholds followed the spread of their tensor, lie [apart](earlier/peers/peers.md).",
+    "answers, and pruned weights take the dense pass's gradient. Taught by itself: the average of the network's weights "
+    "so far answers as well (`teacher.run=self`), and counts for half of the loss at the end. `exact ahead` is here by "
+    "how much the present default is ahead: ramp 0.5, the whole gradient, one pass, no teacher, and plain SGD for the "
+    "dense network. `to dense` compares with a dense network trained in the same way. More rows, from when thresholds "
+    "followed the spread of their tensor, lie [apart](earlier/peers/peers.md).",
     (
         _tried("ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
         _tried("ramp-0.75", "ramp 0.75", 98, _LATE),
@@ -155,18 +157,16 @@ PEERS_ABLATION = Experiment(
         _tried("ham", "ramp 0.5, HAM", 98, {"goal.ramp": 0.5}, _HAM),
         _tried("mutual", "ramp 0.5, mutual", 98, _MUTUAL),
         _tried("99-mutual", "ramp 0.5, mutual", 99, _MUTUAL),
-        _tried("self", "ramp 0.5, taught by itself", 98, _SELF),
-        _tried("self-half", "ramp 0.5, taught by itself, weight 0.5", 98, _SELF, {"teacher.weight": 0.5}),
-        _tried("self-t2", "ramp 0.5, taught by itself, temperature 2", 98, _SELF, {"teacher.temperature": 2.0}),
-        _tried("99-self", "ramp 0.5, taught by itself", 99, _SELF),
-        _dense("val-self-", "dense, taught by itself", _VAL, {"teacher.run": SELF}),
+        _tried("self", "ramp 0.5, taught by itself", 98, {"goal.ramp": 0.5}, _SELF),
+        _tried("99-self", "ramp 0.5, taught by itself", 99, {"goal.ramp": 0.5}, _SELF),
+        _dense("val-self-", "dense, taught by itself", _VAL, _SELF),
         _dense("val-ham-", "dense, HAM", _VAL, _HAM),
         _dense("val-", "dense WRN-16-8", _VAL),
         _tried_vit("ramp-0.5", "ramp 0.5", 95, {"goal.ramp": 0.5}),
         _tried_vit("ramp-0.75", "ramp 0.75", 95, _LATE),
         _tried_vit("half", "half the gradient", 95, _HALF),
         _tried_vit("mutual", "ramp 0.5, mutual", 95, _MUTUAL),
-        _tried_vit("self", "ramp 0.5, taught by itself", 95, _SELF),
+        _tried_vit("self", "ramp 0.5, taught by itself", 95, {"goal.ramp": 0.5, **_SELF}),
         _tried_vit("98-ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
         _tried_vit("98-ramp-0.75", "ramp 0.75", 98, _LATE),
     ),
