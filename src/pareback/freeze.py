@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from .costs.selection import matching, plain_names, select
 from .errors import InvalidValue
 from .messages import excluding, listed, suggests_options
 from .pruning.hooks import StepHooks, check_optimizers, check_ownership
+from .pruning.options import active, frozen_here
+from .pruning.watch import leave_optimizers_alone, watch_all_optimizers
 from .sharding import local
 
 
@@ -20,25 +24,71 @@ class Frozen:
     """Keeps the zeros of a model; made by :func:`freeze`. Use :meth:`remove`, or a ``with`` block, to end it."""
 
     def __init__(self, weights: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
-        self._weights = list(weights.values())
+        self.names, self._weights = list(weights), list(weights.values())
         self._zeros = [local(p.detach()) == 0 for p in self._weights]
-        self.names = list(weights)
-        self._optimizers = list(optimizers)
-        self._attach()
+        self._attach(optimizers)
 
-    def _attach(self) -> None:
-        before, after = self._mask_gradients, self._mask_weights
+    def _attach(self, optimizers: Sequence[Optimizer]) -> None:
+        # Weakly: an optimizer keeps its hooks, and one that nobody else needs may go.
+        self._hooks: WeakSet[StepHooks] = WeakSet()
+        self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        for one in optimizers:
+            self._hook(one)
+
+    def _hook(self, optimizer: Optimizer) -> None:
         # Also where a step is interrupted: momentum may have filled zeros, and the model may be saved as it is then.
-        self._hooks = [StepHooks(one, before, after, failed=after) for one in self._optimizers]
+        after = self._mask_weights
+        self._hooks.add(StepHooks(optimizer, self._mask_gradients, after, failed=after))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_hooks": None if self._hooks else []}
+        return {**vars(self), "_hooks": [hooks.optimizer for hooks in self._hooks], "_strangers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as a copy, or after unpickling: beside the copied optimizers, which left their hooks behind."""
         vars(self).update(state)
-        if self._hooks is None:
-            self._attach()
+        self._attach(state["_hooks"])
+
+    def notice(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer that is about to step: where it moves what has zeros to keep, they are kept there, too.
+
+        Tensors that were given other weights since have no zeros to keep any more.
+        """
+        number = sum(len(group["params"]) for group in optimizer.param_groups)
+        wraps = any(isinstance(value, Optimizer) for value in vars(optimizer).values())  # whose steps are seen within
+        if wraps or self.holds(optimizer) or self._strangers.get(optimizer) == number or _is_capturing():
+            return
+        self._strangers[optimizer] = number
+        moved = _held_by([optimizer]) - _pruned_or_kept(optimizer)
+        changed = [
+            p
+            for p, zeros in zip(self._weights, self._zeros, strict=True)
+            if id(p) in moved and bool(local(p.detach())[zeros].any())
+        ]
+        self._let_go(changed)
+        if not moved & self.keeps():
+            return
+        check_optimizers(optimizer)
+        self._hook(optimizer)
+        warnings.warn(
+            f"A new {type(optimizer).__name__} moves tensors whose zeros pb.freeze keeps, and was not given to it. Its "
+            "steps keep them as well. Call remove() of what pb.freeze returned to let them train.",
+            stacklevel=2,
+        )
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether zeros are kept in the steps of an optimizer."""
+        return any(hooks.optimizer is optimizer for hooks in self._hooks)
+
+    def keeps(self) -> set[int]:
+        """Return the ids of the parameters whose zeros are kept."""
+        return {id(p) for p in self._weights}
+
+    def _let_go(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Keep the zeros of some tensors no longer."""
+        gone = {id(p) for p in parameters}
+        staying = [i for i, p in enumerate(self._weights) if id(p) not in gone]
+        self.names, self._weights = [self.names[i] for i in staying], [self._weights[i] for i in staying]
+        self._zeros = [self._zeros[i] for i in staying]
 
     def _mask_gradients(self) -> None:
         # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
@@ -53,9 +103,13 @@ class Frozen:
 
     def remove(self) -> None:
         """Let the zeros train again; twice is harmless."""
-        for hooks in self._hooks:
+        for hooks in list(self._hooks):
             hooks.remove()
-        self._hooks = []
+        self._hooks.clear()
+        for held in frozen_here.values():
+            if self in held:
+                held.remove(self)
+        leave_optimizers_alone()
 
     def __enter__(self) -> Frozen:
         return self
@@ -96,7 +150,7 @@ def freeze(
         partly = {n: p for n, p in chosen.items() if bool((p == 0).any()) and bool((p != 0).any())}
     if not partly:
         raise InvalidValue("The model has no zeros to keep. Prune it first, with pb.Pruner or pb.prune_.")
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    held = _held_by(optimizers)
     missing = [name for name, p in partly.items() if p.requires_grad and id(p) not in held]
     if missing:
         check_ownership(model, optimizers)
@@ -105,4 +159,21 @@ def freeze(
             f"{listed(missing)} {has} in no optimizer that was given. Give every optimizer that moves {them}, or leave "
             f"{them} out with {excluding(missing)}."
         )
-    return Frozen(partly, optimizers)
+    frozen = Frozen(partly, optimizers)
+    frozen_here.setdefault(model, []).append(frozen)
+    watch_all_optimizers()
+    return frozen
+
+
+def _held_by(optimizers: Iterable[Optimizer]) -> set[int]:
+    return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+
+
+def _pruned_or_kept(optimizer: Optimizer) -> set[int]:
+    """Return the ids of parameters that somebody looks after in an optimizer's steps already."""
+    kept = [one.keeps() for held in frozen_here.values() for one in held if one.holds(optimizer)]
+    return set().union(*kept, *({id(p) for p in pruner.parameters} for pruner in active))
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

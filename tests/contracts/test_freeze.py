@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from optimizers import decaying
 from torch import Tensor, nn
 
 import pareback as pb
+from pareback.pruning.options import frozen_here
 
 Kind = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -252,3 +255,98 @@ def test_a_copy_stays_frozen(copied):
     train(twin, own, DATA[:5])
     assert kept(twin) != before
     assert kept(model) == before
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["the old one is there", "the old one is gone"])
+def test_an_optimizer_that_is_made_later_keeps_the_zeros_too(alive: bool) -> None:
+    """It filled them in its first step, without a word. It is told of once, and remove() ends it there as well."""
+    model, old = finished()
+    zeros = masks(model)
+    frozen = pb.freeze(model, old)
+    if not alive:
+        del old
+        gc.collect()
+    new = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    with pytest.warns(UserWarning, match="A new AdamW moves tensors whose zeros pb.freeze keeps"):
+        train(model, new, DATA[:1])
+    for _ in training(model, new, DATA[1:10]):
+        assert kept(zeros, model)
+    frozen.remove()
+    assert not new._optimizer_step_pre_hooks
+    train(model, new, DATA[10:11])
+    assert not kept(zeros, model)
+
+
+def test_one_that_several_were_told_of_or_a_pruner_is_no_news() -> None:
+    """Frozen anew for the new optimizer, or pruned further with it: nothing is filled, and nothing is said."""
+    model, old = finished()
+    zeros = masks(model)
+    first = pb.freeze(model, old)
+    new = decaying(model)
+    second = pb.freeze(model, new)
+    train(model, new, DATA[:3])
+    assert kept(zeros, model)
+    second.remove()
+    later = decaying(model)
+    pruner = pb.Pruner(model, later, pb.Budget(sparsity=0.9), total_steps=5)
+    train(model, later, DATA[:5])
+    assert pruner.finish().pruned_nonzeros == 2 * 32 * 40 // 10
+    assert not later._optimizer_step_pre_hooks
+    first.remove()
+
+
+def test_other_weights_that_were_given_since_are_left_alone() -> None:
+    """A layer that was made dense has no zeros to keep for a new optimizer; the other layer has."""
+    model, old = finished()
+    zeros = masks(model)
+    frozen = pb.freeze(model, old)
+    with torch.no_grad():
+        model[0].weight.normal_()
+    new = decaying(model)
+    with pytest.warns(UserWarning, match="A new SGD moves tensors"):
+        train(model, new, DATA[:1])
+    assert frozen.names == ["2.weight"]
+    train(model, new, DATA[1:5])
+    assert kept({"2.weight": zeros["2.weight"]}, model)
+    assert bool((model[0].weight != 0).all())
+    with torch.no_grad():
+        model[2].weight.normal_()
+    train(model, decaying(model), DATA[:1])  # nothing is left to keep, and nothing to say
+    assert frozen.names == []
+
+
+def test_an_optimizer_of_other_tensors_or_around_another_is_let_be() -> None:
+    """A generator's and discriminator's loop, and a wrapper whose inner optimizer was given."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    model, old = finished()
+    other = mlp(32, 40, 32)
+    zeros = masks(model)
+    pb.freeze(model, old)
+    train(other, decaying(other), DATA[:2])
+    assert bool((other[0].weight != 0).all())
+    train(model, Around(old), DATA[:2])
+    assert kept(zeros, model)
+
+
+def test_what_looks_at_new_optimizers_keeps_no_model_alive() -> None:
+    """A block that ended is looked after no more, and a model that nobody needs goes with its masks."""
+    model, optimizer = finished()
+    frozen = pb.freeze(model, optimizer)
+    with pb.freeze(model, optimizer):
+        assert len(frozen_here[model]) == 2
+    assert frozen_here[model] == [frozen]
+    held = weakref.ref(model), weakref.ref(optimizer)
+    del model
+    gc.collect()
+    assert held[0]() is None
+    del optimizer
+    gc.collect()
+    assert held[1]() is None  # what freeze returned keeps no optimizer

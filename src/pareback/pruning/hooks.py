@@ -40,7 +40,7 @@ class StepHooks:
         failed: Callable[[], None] | None = None,
         repeats: bool = False,
     ) -> None:
-        self._optimizer, self._repeats = optimizer, repeats
+        self.optimizer, self._repeats = optimizer, repeats
         self._before, self._after, self._failed = before, after, failed
         # Not decorators: those import the compiler with this file, which takes a second; an optimizer has done so.
         self._handles = [
@@ -58,10 +58,10 @@ class StepHooks:
             handle.remove()
         self._failed = None
         self._before = self._after = _nothing  # what a scheduler has wrapped stays, and holds nobody
-        mine = vars(self._optimizer)
+        mine = vars(self.optimizer)
         if self._guarded_step is not None and mine.get("step") is self._guarded_step:  # else somebody wrapped it
             del mine["step"]
-            if getattr(self._plain_step, "__func__", None) is not type(self._optimizer).step:  # a scheduler's
+            if getattr(self._plain_step, "__func__", None) is not type(self.optimizer).step:  # a scheduler's
                 mine["step"] = self._plain_step
 
     def _guard(self) -> None:
@@ -81,11 +81,11 @@ class StepHooks:
                     self._failed()
                 raise
 
-        self._guarded_step = types.MethodType(step, self._optimizer)
-        vars(self._optimizer)["step"] = self._guarded_step
+        self._guarded_step = types.MethodType(step, self.optimizer)
+        vars(self.optimizer)["step"] = self._guarded_step
 
     def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if optimizer is not self._optimizer:  # a copy that took the hooks along
+        if optimizer is not self.optimizer:  # a copy that took the hooks along
             return None
         _move(optimizer._optimizer_step_post_hooks, self._handles[1].id, last=False)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -101,7 +101,7 @@ class StepHooks:
         return args, {**kwargs, "closure": wrapped}
 
     def _post(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if optimizer is not self._optimizer:
+        if optimizer is not self.optimizer:
             return
         with torch.no_grad():
             self._after()
@@ -116,7 +116,7 @@ class StepHooks:
             nonlocal called
             if called and not self._repeats:
                 raise InvalidUse(
-                    f"{type(self._optimizer).__name__} calls its closure more than once in a step, and the second call "
+                    f"{type(self.optimizer).__name__} calls its closure more than once in a step, and the second call "
                     "would run on unpruned weights. Use pb.ParametrizedPruner with a goal of thresholds, such as "
                     "pb.Budget, which prunes inside the model."
                 )

@@ -18,6 +18,7 @@ from ..messages import listed, one_of
 from ..shrink import EXPONENTS
 
 if TYPE_CHECKING:
+    from ..freeze import Frozen
     from .attachment import Attachment
 
 #: How the parameters of adapters are named in PEFT.
@@ -25,6 +26,8 @@ _ADAPTERS = ("lora_", "hada_", "lokr_", "oft_", "ia3_", "adaption_", "vera_")
 #: The pruners at work, so that no two fight over a parameter. Weak references to the parameters themselves would keep
 #: torch.utils.swap_tensors from working on them.
 active: weakref.WeakSet[Attachment] = weakref.WeakSet()
+#: What keeps the zeros of a model: they are to be kept by an optimizer that is made later, too.
+frozen_here: weakref.WeakKeyDictionary[nn.Module, list[Frozen]] = weakref.WeakKeyDictionary()
 #: The models that were pruned to their end in this process: their zeros are no surprise.
 pruned_here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..messages import listed
 from ..sharding import is_sharded
-from .options import active
+from .options import active, frozen_here
 
 #: Optimizers whose steps differ by more than this are not stepped in rounds.
 _APART = 10
@@ -229,14 +229,14 @@ def _hook() -> Any:
 
 
 def watch_all_optimizers() -> None:
-    """Look at every optimizer that steps while a pruner is at work: a new one may have taken the tensors over."""
+    """Look at every optimizer that steps from now on: a new one may have taken over what is pruned or frozen."""
     if not _everywhere:
         _everywhere.append(register_optimizer_step_pre_hook(_hook()))
 
 
 def leave_optimizers_alone() -> None:
-    """Stop looking where no pruner is at work any more."""
-    if not active:
+    """Stop looking where no pruner is at work and no zeros are kept any more."""
+    if not active and not any(frozen_here.values()):
         while _everywhere:
             _everywhere.pop().remove()
 
@@ -244,3 +244,5 @@ def leave_optimizers_alone() -> None:
 def _before_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for pruner in list(active):
         pruner.notice(optimizer)
+    for frozen in [one for held in frozen_here.values() for one in held]:
+        frozen.notice(optimizer)

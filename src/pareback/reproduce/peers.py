@@ -135,11 +135,11 @@ PEERS_ABLATION = Experiment(
     "multiplicative step after each of SGD's (α = 20), which the dense network is given as well. Feather-Global has "
     "the longer ramp, too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also goes "
     "through the network with its dense weights and batch norms of their own; the two passes learn from each other's "
-    "answers, and pruned weights take the dense pass's gradient. Taught by itself: the average of the network's weights "
-    "so far answers as well (`teacher.run=self`), and counts for half of the loss at the end. `exact ahead` is here by "
-    "how much the present default is ahead: ramp 0.5, the whole gradient, one pass, no teacher, and plain SGD for the "
-    "dense network. `to dense` compares with a dense network trained in the same way. More rows, from when thresholds "
-    "followed the spread of their tensor, lie [apart](earlier/peers/peers.md).",
+    "answers, and pruned weights take the dense pass's gradient. Taught by itself: the average of the network's "
+    "weights so far answers as well (`teacher.run=self`), and counts for half of the loss at the end. `exact ahead` is "
+    "here by how much the present default is ahead: ramp 0.5, the whole gradient, one pass, no teacher, and plain SGD "
+    "for the dense network. `to dense` compares with a dense network trained in the same way. More rows, from when "
+    "thresholds followed the spread of their tensor, lie [apart](earlier/peers/peers.md).",
     (
         _tried("ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
         _tried("ramp-0.75", "ramp 0.75", 98, _LATE),
