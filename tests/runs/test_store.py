@@ -60,7 +60,7 @@ def test_the_key_is_the_hash_of_what_decides_the_outcome() -> None:
         del content["train"][name]
     del content["teacher"]  # there is none
     # What came later, and is at its default:
-    later = "data.val_share data.randaugment data.corrupt data.memory optimizer.strength"
+    later = "data.val_share data.randaugment data.corrupt data.memory data.mean data.std optimizer.strength"
     later += (
         " train.mixup train.cutmix train.accumulate train.decay_norms train.freeze train.head_rate train.recalibrate"
         " train.mutual"

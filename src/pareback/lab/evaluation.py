@@ -19,12 +19,13 @@ from ..runs import checkpoints
 from ..runs.folder import RunFolder, made_for, recipe_of, result_of, resume_command
 from ..runs.results import names_of
 from ..runs.trust import admit
-from .data.folder import Corrupt, EvaluationFolder
+from .data.folder import Corrupt, EvaluationFolder, normalised
 from .data.normalised import as_in_training
 from .data.sources import Source, holds_the_tests_place, open_source, same_images, skipped, takes_a_path
 from .data.tree import tested_folder
 from .models.build import rebuilt
 from .models.pretrained import load_weights_, read_weights
+from .models.zoo import expected
 from .recipe.schema import DataRecipe, Recipe
 from .train import settings
 from .train.distributed import Team, team
@@ -262,12 +263,12 @@ def _alone(recipe: Recipe) -> Iterator[Team]:
 
 def _images(recipe: Recipe, result: dict[str, Any], path: str | None, device: torch.device) -> Source:
     """Open the run's own images, or those at ``path``."""
-    names = result.get("class_names")
+    names, expects = result.get("class_names"), expected(recipe.model)
     if path is not None and recipe.data.kind == "folder" and names:
         options = recipe.data.image_size, recipe.data.workers, recipe.data.corrupt
-        found = EvaluationFolder(path, tuple(names), device, *options)
+        found = EvaluationFolder(path, tuple(names), device, *options, **normalised(recipe.data, expects))
         return found.decoded() if recipe.data.memory else found  # which scales images in another way
-    source = open_source(recipe.data if path is None else _elsewhere(recipe.data, path), device)
+    source = open_source(recipe.data if path is None else _elsewhere(recipe.data, path), device, expects)
     if names and tuple(names) != tuple(source.classes):
         odd = sorted(set(names) ^ set(source.classes))
         differ = f"only one of them has {listed(odd)}" if odd else "they are in another order"

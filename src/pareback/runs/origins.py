@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from .folder import RunFolder, result_beside
 from .results import lacking
 
 log = logging.getLogger(__name__)
+
+#: From which difference on pixels are on another scale, in deviations: ImageNet's are 0.2 from CIFAR's, 0.8 from ±1.
+_OTHER_PIXELS = 0.25
 
 
 def origins(recipe: Recipe, source: Source) -> dict[str, str | None]:
@@ -77,6 +81,25 @@ def warn_of_seen_images(recipe: Recipe) -> None:
             "%s learned from images that are held out here (data.val_share is %g there and %g here), so that the "
             "accuracy on them is too high to choose by. Start from a run with the same data.val_share.",
             *(start, theirs, ours),
+        )
+
+
+def warn_of_other_pixels(recipe: Recipe, source: Source) -> None:
+    """Say so where the network that a training starts from was given a folder's pixels on quite another scale."""
+    start = _start(recipe)
+    result = {} if start is None or recipe.data.kind != "folder" else result_beside(expanded(start))
+    there: dict[str, Any] = {} if lacking(result) else result.get("normalisation") or {}
+    here = {name: getattr(source, name) for name in ("mean", "std")}
+    if [len(there.get(name, ())) for name in here] != [3, 3]:
+        return
+    moved = [abs(a - b) / std for a, b, std in zip(here["mean"], there["mean"], here["std"], strict=True)]
+    scaled = [abs(math.log(a / b)) for a, b in zip(here["std"], there["std"], strict=True)]
+    if max(*moved, *scaled) > _OTHER_PIXELS:
+        written = (",".join(f"{value / 255:.4g}" for value in there[name]) for name in here)
+        log.warning(
+            "The weights of %s learned from images that were normalised with other statistics. To go on with those, "
+            "write --data.mean %s --data.std %s.",
+            *(start, *written),
         )
 
 

@@ -20,7 +20,7 @@ from ..recipe import DataRecipe
 from .batching import check_batch, derived_seed, rank_part, shares_of_test
 from .decoded import DecodedFolder, kept_or_decoded
 from .readable import read_image, reason, state_of, unreadable
-from .sources import fingerprint
+from .sources import Normalisation, fingerprint
 from .tree import Sample, check_left, contents_of, held_out_of_classes, samples_of, samples_to_test, tested_folder
 
 #: ImageNet's, which pretrained networks expect.
@@ -30,8 +30,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Corrupt = Literal["stop", "skip", "later"]
 
 
-def opened(recipe: DataRecipe, device: torch.device) -> Folder | DecodedFolder:
-    """Open what a recipe asks for."""
+def opened(recipe: DataRecipe, device: torch.device, normalisation: Normalisation | None) -> Folder | DecodedFolder:
+    """Open what a recipe asks for; images are normalised with ImageNet's statistics where nothing else is given."""
     assert recipe.path is not None  # as its kind says
     found = Folder(
         recipe.path,
@@ -42,8 +42,16 @@ def opened(recipe: DataRecipe, device: torch.device) -> Folder | DecodedFolder:
         val_share=recipe.val_share,
         corrupt=recipe.corrupt,
         randaugment=recipe.randaugment,
+        **normalised(recipe, normalisation),
     )
     return found.decoded() if recipe.memory else found
+
+
+def normalised(recipe: DataRecipe, normalisation: Normalisation | None) -> dict[str, Any]:
+    """Return as options what a folder's images are normalised with: what a recipe says, or else what is given."""
+    said = None if recipe.mean is None or recipe.std is None else (recipe.mean, recipe.std)
+    found = said or normalisation
+    return {} if found is None else {"mean": found[0], "std": found[1]}
 
 
 class _Reader:
@@ -176,7 +184,8 @@ class Folder(_Reader):
 
         def key() -> tuple[Any, ...] | None:
             state = state_of(self._path, [image for part in parts for image, _ in part])
-            return None if state is None else (state, *map(len, parts), *self.shape, self._augment, str(self._device))
+            known = (*map(len, parts), *self.shape, self._augment, str(self._device), self.mean, self.std)
+            return None if state is None else (state, *known)
 
         return kept_or_decoded(key, lambda: self._decoded(parts, self.classes, self.fingerprint, self._augment))
 

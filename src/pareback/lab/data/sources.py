@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,10 @@ _KINDS = {
     "folder": _Kind("folder", "write the folder that holds train/ and val/"),
 }
 KINDS = tuple(_KINDS)
+
+
+#: Means and deviations of red, green and blue, of pixels from 0 to 1.
+Normalisation = tuple[Sequence[float], Sequence[float]]
 
 
 class Source(Protocol):
@@ -121,15 +125,17 @@ def takes_a_path(kind: str) -> bool:
     return bool(_KINDS[kind].path)
 
 
-def open_source(recipe: DataRecipe, device: torch.device) -> Source:
+def open_source(recipe: DataRecipe, device: torch.device, normalisation: Normalisation | None = None) -> Source:
     """Open the images that a recipe names, small sets on the device.
+
+    ``normalisation`` is what a network expects that was trained elsewhere. Sets in memory have their own.
 
     >>> source = open_source(DataRecipe(), torch.device("cpu"))
     >>> source.size, source.shape, source.classes[:3]
     (1347, (1, 8, 8), ('0', '1', '2'))
     """
     one_of("data.kind", recipe.kind, KINDS)
-    source = _opened(recipe, device)
+    source = _opened(recipe, device, normalisation)
     if source.labels < 2:
         where = "" if recipe.path is None else f" of {recipe.path}"
         raise InvalidValue(
@@ -150,13 +156,14 @@ def steps_per_epoch(source: Source, batch: int) -> int:
     return source.size // batch
 
 
-def _opened(recipe: DataRecipe, device: torch.device) -> Source:
+def _opened(recipe: DataRecipe, device: torch.device, normalisation: Normalisation | None) -> Source:
     kind = _KINDS[recipe.kind]
     if kind.path and recipe.path is None:
         raise InvalidValue(f"data.kind={recipe.kind} needs data.path: {kind.path}.")
     # Imported here so that each kind asks for its own packages alone.
     module: Any = importlib.import_module(f".{kind.module}", __package__)
-    source: Source = module.opened(recipe, device)
+    extra = (normalisation,) if recipe.kind == "folder" else ()
+    source: Source = module.opened(recipe, device, *extra)
     return source
 
 

@@ -9,7 +9,9 @@ from torch import nn
 
 from ...errors import InvalidUse, InvalidValue
 from ...messages import did_you_mean
+from ..data.sources import Normalisation
 from ..optional import optional
+from ..recipe.schema import ModelRecipe
 from .pretrained import load_weights_
 from .thin import narrow_
 
@@ -76,6 +78,24 @@ def timm_model(name: str, classes: int, shape: tuple[int, int, int], hub: bool) 
             raise _not_fetched(f"timm/{name}", error) from error
         raise InvalidValue(f"timm cannot build {name!r} for these images: {_first_line(error)}") from error
     return model
+
+
+def expected(recipe: ModelRecipe) -> Normalisation | None:
+    """Return what the hub's weights of a network expect images to be normalised with; None without such weights.
+
+    >>> expected(ModelRecipe("torchvision/efficientnet_v2_l", pretrained="hub"))
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    """
+    library, _, name = recipe.name.rpartition("/")
+    if recipe.pretrained != "hub":
+        return None
+    if library == "torchvision":
+        models = optional("torchvision.models")
+        said: Any = models.get_model_weights(name).DEFAULT.transforms() if name in torchvision_names() else None
+    else:
+        timm = optional("timm")
+        said = timm.get_pretrained_cfg(name) if library == "timm" and timm.is_model(name) else None
+    return None if said is None else (tuple(said.mean), tuple(said.std))
 
 
 def check_reads(model: nn.Module, name: str, classes: int, shape: tuple[int, int, int]) -> None:

@@ -76,6 +76,7 @@ def check(recipe: Recipe) -> None:
             "data.randaugment changes images as they are read, and with data.memory=true each is read once. Write "
             "data.memory=false, or drop it."
         )
+    _check_normalisation(recipe)
     if recipe.teacher.run == START and recipe.model.pretrained in (None, "hub"):
         raise InvalidValue(
             "teacher.run=start is the network that a training starts from, whose classes must be these. Write "
@@ -88,6 +89,19 @@ def check(recipe: Recipe) -> None:
     goal = goal_of(recipe.goal)
     if recipe.train.mutual:
         _check_mutual(recipe, isinstance(goal, MaskGoal))
+
+
+def _check_normalisation(recipe: Recipe) -> None:
+    mean, std = recipe.data.mean, recipe.data.std
+    if (mean is None) != (std is None):
+        there, other = ("data.mean", "data.std") if std is None else ("data.std", "data.mean")
+        raise InvalidValue(f"{there} needs {other} beside it. Write both, as in data.mean=0.5,0.5,0.5.")
+    for key, values, least in (("data.mean", mean, 0.0), ("data.std", std, 1e-3)):
+        if values is not None and (len(values) != 3 or not all(least <= value <= 1.0 for value in values)):
+            raise InvalidValue(
+                f"{key}={values!r} must be three numbers from {least:g} to 1, for pixels from 0 to 1. Write "
+                f"{key}=0.5,0.5,0.5."
+            )
 
 
 def _check_mutual(recipe: Recipe, masks: bool) -> None:
@@ -180,7 +194,9 @@ _LIMITS = (
 _USES = (
     _Use(("data.path",), "data.kind", ("npz", "folder", "cifar10", "cifar100")),
     _Use(
-        ("data.workers", "data.image_size", "data.randaugment", "data.corrupt", "data.memory"), "data.kind", ("folder",)
+        ("data.workers", "data.image_size", "data.randaugment", "data.corrupt", "data.memory", "data.mean", "data.std"),
+        "data.kind",
+        ("folder",),
     ),
     _Use(("data.download",), "data.kind", ("cifar10", "cifar100")),
     _Use(("optimizer.strength",), "optimizer.kind", ("ham",)),

@@ -200,7 +200,7 @@ def value_of(field: Field, value: Any) -> Any:
         return value
     for member in _members(field.type):
         try:
-            return _READERS[typing.get_origin(member) or member](value)
+            return _READERS[member](value)
         except (ValueError, TypeError, KeyError):
             continue
     raise InvalidType(f"{field.key}={value!r} has the wrong type. {_wanted(field)}{_as_share(value)}")
@@ -248,7 +248,13 @@ def is_text(value: str) -> bool:
     return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def _read_tuple(value: Any) -> tuple[str, ...]:
+def _read_numbers(value: Any) -> tuple[float, ...]:
+    if isinstance(value, str):
+        value = value.strip().removeprefix("[").removesuffix("]").split(",")
+    return tuple(_read_float(number) for number in ([value] if isinstance(value, (int, float)) else value))
+
+
+def _read_names(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         found = _in_brackets(value.strip())
         value = [word.strip() for word in value.split(",") if word.strip()] if found is None else found
@@ -277,15 +283,23 @@ _READERS: dict[Any, Any] = {
     int: _read_int,
     float: _read_float,
     str: _read_str,
-    tuple: _read_tuple,
+    tuple[str, ...]: _read_names,
+    tuple[float, ...]: _read_numbers,
 }
-_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "names, with commas"}
+_WANTED = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple[str, ...]: "names, with commas",
+    tuple[float, ...]: "numbers, with commas",
+}
 
 
 def _wanted(field: Field) -> str:
     if field.choices:
         return f"Write one of {listed(field.choices, 9)}."
-    words = [_WANTED[typing.get_origin(m) or m] for m in _members(field.type) if m is not type(None)]
+    words = [_WANTED[m] for m in _members(field.type) if m is not type(None)]
     return f"Write {' or '.join(words)}."
 
 

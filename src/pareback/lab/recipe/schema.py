@@ -35,6 +35,11 @@ class DataRecipe:
     randaugment: int = 0
     """How strongly two more random changes of colour or shape are made to each training image of a folder: the
     magnitude of RandAugment, up to 30 and usually 9; 0 for none."""
+    mean: tuple[float, ...] | None = None
+    """What a folder's images are normalised with, red, green and blue between 0 and 1: those of the training that
+    model.pretrained comes from. By default what weights of the hub expect, and ImageNet's for all others."""
+    std: tuple[float, ...] | None = None
+    """The deviations beside data.mean."""
     corrupt: Literal["stop", "skip", "later"] = "stop"
     """What becomes of a folder's images that cannot be read: all images are looked at before the training, which does
     not begin (stop) or leaves them out and counts them (skip); or it stops when it comes to one (later)."""

@@ -16,12 +16,13 @@ from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, check_ramp, check_rates, resume_command, started
-from ...runs.origins import changed, origins, warn_of_seen_images, weights_at
+from ...runs.origins import changed, origins, warn_of_other_pixels, warn_of_seen_images, weights_at
 from .. import environment
 from ..best import Best, landed
 from ..closing import Closing
 from ..data.mixing import Mixing
 from ..data.sources import Source, open_source, skipped, steps_per_epoch, val_size
+from ..models.zoo import expected
 from ..recipe.reading import to_dict
 from ..recipe.schema import Recipe
 from . import interrupts, settings
@@ -138,6 +139,7 @@ class Training:
             warn_of_a_high_end(self._recipe, self._per_epoch)
             warn_of_a_layout(self._recipe, self._team.device)
             warn_of_seen_images(self._recipe)
+            warn_of_other_pixels(self._recipe, self._source)
             self._folder.begin(self._recipe, about, self._rows)
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
@@ -377,18 +379,18 @@ class Training:
 def _opened(recipe: Recipe, here: Team) -> Source:
     """Open the images: the first process before the others, who find noted which of them can be read."""
     if here.world == 1 or recipe.data.kind != "folder":
-        return open_source(recipe.data, here.device)
+        return open_source(recipe.data, here.device, expected(recipe.model))
     source: Source | None = None
     problem: Exception | None = None
     if here.leads:
         try:
-            source = open_source(recipe.data, here.device)
+            source = open_source(recipe.data, here.device, expected(recipe.model))
         except UserError as error:
             problem = error
     problem = here.share(problem)
     if problem is not None:
         raise problem
-    return open_source(recipe.data, here.device) if source is None else source
+    return open_source(recipe.data, here.device, expected(recipe.model)) if source is None else source
 
 
 def _normalisation(source: Source) -> dict[str, dict[str, list[float]]]:
