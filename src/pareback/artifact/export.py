@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import InvalidType, InvalidUse, InvalidValue
 from ..files import replacing
 from ..messages import listed, one_of
+from .one_example import differs_for_one, refuse_or_warn
 from .save import narrow_type, write_state
 from .state import tensors_of, unwrapped
 from .weights import noted_classes, read_weights, write_plain
@@ -86,17 +87,23 @@ def to_onnx(model: nn.Module, path: str | os.PathLike[str], example_inputs: Any)
         raise InvalidValue(f"The model takes {size:,} bytes, and an ONNX file holds at most 2 GB. Write a .pare file.")
     args, kwargs = _arguments(example_inputs)
     shapes = _shapes((args, kwargs))
+    batch, one = _batch((args, kwargs)), _first_alone((args, kwargs))
     args, kwargs = _at_least_two((args, kwargs))
-    with replacing(Path(path)) as temporary, _evaluating(model):
-        program = torch.onnx.export(
-            model,
-            args,
-            kwargs=kwargs,
-            dynamic_shapes=shapes[1] if kwargs else shapes[0],
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
+    with replacing(Path(path)) as temporary:
+        with _evaluating(model):
+            program = torch.onnx.export(
+                model,
+                args,
+                kwargs=kwargs,
+                dynamic_shapes=shapes[1] if kwargs else shapes[0],
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            captured = program.exported_program
+            differs = captured is not None and differs_for_one(model, captured.module(check_guards=False), *one)
+        if differs:
+            refuse_or_warn(model, batch == 1)
         program.save(str(temporary), external_data=False)
 
 
@@ -135,6 +142,12 @@ def _shapes(inputs: Any) -> Any:
     """Say of each input whether its first dimension is the batch."""
     batch, name = _batch(inputs), torch.export.Dim("batch")
     return tree_map(lambda leaf: {0: name} if _is_batched(leaf, batch) else None, inputs)
+
+
+def _first_alone(inputs: Any) -> Any:
+    """Return the first example of a batch."""
+    batch = _batch(inputs)
+    return tree_map(lambda leaf: leaf[:1] if _is_batched(leaf, batch) else leaf, inputs)
 
 
 def _at_least_two(inputs: Any) -> Any:

@@ -131,7 +131,7 @@ def _by_default(parameter: nn.Parameter, min_size: int) -> bool:
         parameter.requires_grad
         and parameter.is_floating_point()
         and parameter.ndim >= 2
-        and parameter.numel() >= min_size
+        and parameter.numel() >= max(min_size, 1)
     )
 
 

@@ -19,6 +19,8 @@ from .options import active
 from .step import Step
 from .watch import Resumption, Watch, gone_sentence, leave_optimizers_alone, watch_all_optimizers
 
+#: A training of so many times the steps that were announced was announced wrongly.
+_BEYOND = 2
 #: What a user chose tensors by: include, exclude and min_size.
 Choice = tuple[str | list[str] | None, str | list[str] | None, int]
 
@@ -33,10 +35,15 @@ class Attachment:
         choice: Choice,
         zeros: int,
         settle: Callable[[], None],
+        restart: Callable[[list[int]], None],
         repeats_closures: bool,
+        total_steps: int | None,
     ) -> None:
         self._step, self._resolved, self._choice = step, resolved, choice
-        self._settle, self._repeats_closures = settle, repeats_closures
+        self._settle, self._restart, self._repeats_closures = settle, restart, repeats_closures
+        self._fresh = True  # until the first step, or a state that is loaded
+        self._left = _BEYOND * total_steps if total_steps else None  # steps until they are far too many
+        step.note_as_left()
         optimizers = step.groups.optimizers
         self._watch = Watch(resolved.model, step.names, step.parameters, optimizers)
         self._resumption = Resumption(optimizers, zeros, sum(resolved.sizes))
@@ -99,6 +106,8 @@ class Attachment:
         self._watch.warn_of_gone()
         if self._resumption.is_due():
             self._check_resumed()
+        if self._fresh:
+            self._begin()
         self._step.before(part, optimizer)
 
     def after(self, part: int) -> None:
@@ -106,9 +115,41 @@ class Attachment:
         if part in self._idle:
             self._idle.discard(part)
             return
+        counts = part == self._step.leader and self._step.held[part]  # not what follows a super().step()
         self._step.after(part)
+        self._step.note_as_left()
+        if counts and self._left is not None:
+            self._count_down()
         if len(self._step.held) > 1:
             self._watch.count_step(part, self._step.leader, self._step.groups.parts)
+
+    def _count_down(self) -> None:
+        """Warn where a training takes far more steps than were announced: the ramp was over long ago."""
+        assert self._left is not None
+        self._left -= 1
+        if self._left == 0:
+            total = int(self._step.controller.state.step) // _BEYOND
+            self._left = None
+            warnings.warn(
+                f"The training has taken {_BEYOND} times the {total:,} steps that total_steps announced, and goes on: "
+                "the schedule of the pruning was over long ago. total_steps counts optimizer steps, not epochs: write "
+                "total_steps=epochs * len(loader).",
+                stacklevel=2,
+            )
+
+    def _begin(self) -> None:
+        """Take note, before the first step, of what came after the pruner: a schedule, other weights.
+
+        Thresholds were chosen by the weights of then. Where processes began with weights of their own, and DDP gave
+        them all those of the first, each would go on with thresholds of its own.
+        """
+        self._fresh = False
+        self._step.groups.set_multiples()
+        edited = self._step.edited()
+        weight = local(self.parameters[0])
+        capturing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
+        if edited and not capturing and self._step.shards.group is None:
+            self._restart(edited)
 
     def _makes_room(self, optimizer: Optimizer) -> bool:
         """Whether a step trains nothing: every rate and every gradient is zero.
@@ -132,6 +173,9 @@ class Attachment:
     def state_loaded(self) -> None:
         """The pruner's own state was loaded: the training is resumed as it should be."""
         self._resumption.state_loaded()
+        self._fresh = False
+        self._step.groups.set_multiples()
+        self._step.note_as_left()
 
     def warn_of_gone(self) -> None:
         """Warn where the model has other tensors than those that are pruned."""

@@ -61,6 +61,12 @@ class BesideOptimizer:
         """Return this process's latent weights."""
         return self._latents
 
+    def adopt(self, members: Sequence[int]) -> None:
+        """Let the weights that some parameters show be their latent ones, zeros included."""
+        for i in members:
+            self._latents[i] = self.edit(i).clone()
+        self.forget()
+
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep:
         """Return one optimizer's tensors, ready for the passes of a step; they are looked up anew where they moved."""
         ready = self._ready.get(part)

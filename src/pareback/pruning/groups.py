@@ -53,20 +53,29 @@ class Groups:
         adaptive = {place: is_adaptive(_group(optimizers, place)) for place in members}
         self._groups = [
             _Group(
-                optimizers[o],
-                g,
+                optimizers[place[0]],
+                place,
                 torch.tensor(which, device=like.device),
-                ADAPTIVE_MOST if adaptive[o, g] and multiple is None else math.inf,
+                ADAPTIVE_MOST if adaptive[place] and multiple is None else math.inf,
             )
-            for (o, g), which in members.items()
+            for place, which in members.items()
         ]
         self._found = found
-        self._multiple = torch.tensor(self._multiples(total_steps), dtype=like.dtype, device=like.device)
+        self._multiple = torch.zeros_like(like)
+        self.set_multiples()
         self._adaptive = torch.tensor([adaptive[p] and not plain_gradients for p in found], device=like.device)
         self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
         maximized = [bool(_group(optimizers, place).get("maximize")) for place in found]
         #: −1 where an optimizer maximises and a threshold has to follow the task's gradient uphill.
         self.sense = torch.tensor([-1.0 if m else 1.0 for m in maximized]).to(like) if any(maximized) else None
+
+    def set_multiples(self) -> None:
+        """Set the multiples by what is known of the schedules: by now, or at the first step, they may be attached."""
+        multiples = self._multiples(self._asked[2])
+        self._multiple.copy_(torch.tensor(multiples, dtype=self._multiple.dtype))
+        quickest = math.inf if self._asked[0] is not None else _quickest(self._asked[2])
+        for group in self._groups:
+            group.curb(multiples[self._found.index(group.place)], quickest)
 
     def _multiples(self, total_steps: int | None) -> list[float]:
         """Return the multiple of its learning rate at which each tensor's threshold learns in so many steps."""
@@ -138,18 +147,33 @@ class Groups:
 class _Group:
     """One parameter group: its pruned tensors, and what was last written of its rates."""
 
-    def __init__(self, optimizer: Optimizer, number: int, index: Tensor, most: float) -> None:
-        self._optimizer, self._number, self._index = optimizer, number, index
+    def __init__(self, optimizer: Optimizer, place: tuple[int, int], index: Tensor, most: float) -> None:
+        self._optimizer, self.place, self._index = optimizer, place, index
         self._most = most
+        self._bend, self._beyond = math.inf, 0.0
         self._written: dict[str, float] = {}
+
+    def curb(self, multiple: float, quickest: float) -> None:
+        """Let thresholds learn no faster than ``quickest`` where the rate rises above all that was known of it.
+
+        Only a raised multiple is curbed: at the usual one, thresholds are as fast as their weights.
+        """
+        usual = _usual(self._optimizer.param_groups[self.place[1]])
+        raised = usual < multiple and quickest < math.inf
+        self._bend, self._beyond = (quickest / multiple, usual / multiple) if raised else (math.inf, 0.0)
+        self._written.clear()
 
     def value(self, name: str) -> Any:
         """Return a rate as the optimizer has it: a number or a tensor."""
-        settings = self._optimizer.param_groups[self._number]
+        settings = self._optimizer.param_groups[self.place[1]]
         if name == "momentum":
             return settings.get("momentum", 0.0)
         rate = settings["lr"]
-        return rate.clamp_max(self._most) if _is_away(rate) and self._most < math.inf else rate
+        if not _is_away(rate):
+            rate = min(float(rate), self._most)
+            return rate if rate <= self._bend else max(self._bend, self._beyond * rate)
+        rate = rate.clamp_max(self._most) if self._most < math.inf else rate
+        return rate if self._bend == math.inf else torch.maximum(rate.clamp_max(self._bend), self._beyond * rate)
 
     def write(self, rates: Tensor, name: str) -> None:
         """Write one rate. A tensor on the device is copied there, so that a replayed graph sees it change."""
@@ -157,7 +181,7 @@ class _Group:
         if _is_away(value):
             rates.index_copy_(0, self._index, value.reshape(1).to(rates).expand(len(self._index)))
             return
-        number = min(float(value), self._most) if name == "lr" else float(value)
+        number = float(value)
         if self._written.get(name) != number:
             rates.index_fill_(0, self._index, number)
             self._written[name] = number
@@ -172,13 +196,21 @@ def _usual_multiple(optimizers: Sequence[Optimizer], place: tuple[int, int], tot
 
     ``total_steps`` is None where the length is not known, or where a penalty drives them, whose weight counts.
     """
-    adaptive = is_adaptive(_group(optimizers, place))
-    usual = ADAPTIVE_MULTIPLE if adaptive else SGD_MULTIPLE
-    highest = _highest_rate(optimizers[place[0]], _group(optimizers, place))
+    group = _group(optimizers, place)
+    usual, highest = _usual(group), _highest_rate(optimizers[place[0]], group)
     if total_steps is None or highest <= 0.0:
         return usual
-    highest = min(highest, ADAPTIVE_MOST) if adaptive else highest
-    return max(usual, min(TRAVEL / total_steps, QUICKEST) / highest)
+    highest = min(highest, ADAPTIVE_MOST) if is_adaptive(group) else highest
+    return max(usual, _quickest(total_steps) / highest)
+
+
+def _usual(group: dict[str, Any]) -> float:
+    return ADAPTIVE_MULTIPLE if is_adaptive(group) else SGD_MULTIPLE
+
+
+def _quickest(total_steps: int | None) -> float:
+    """Return at which rate, in σ per step, thresholds learn where their tensor's rate is highest."""
+    return math.inf if total_steps is None else min(TRAVEL / total_steps, QUICKEST)
 
 
 def _highest_rate(optimizer: Optimizer, group: dict[str, Any]) -> float:

@@ -99,6 +99,9 @@ class InForward:
         """Return the latent weights."""
         return [p.detach() for p in self._parameters]
 
+    def adopt(self, members: Sequence[int]) -> None:
+        """Nothing to do: what was written to the parameters are latent weights."""
+
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep:
         """Return one optimizer's tensors, ready for the passes of a step; they are looked up anew where they moved."""
         where, known = self._where(members), self._sweeps.get(part)

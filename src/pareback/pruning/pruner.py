@@ -152,7 +152,9 @@ class Pruner:
         self._saved_whole = is_accelerated(optimizer)
         choice = (include, exclude, min_size)
         repeats = self._repeats_closures and not rule.keeps_masks  # masks hold between steps, not within one
-        self._attachment = Attachment(self._step, resolved, choice, zeros, self._settle, repeats)
+        self._attachment = Attachment(
+            self._step, resolved, choice, zeros, self._settle, self._restart, repeats, self.total_steps
+        )
 
     def _start(self, tensors: Sequence[Tensor], share: float) -> State:
         weights = self._resolved.weights(tensors, self._shards)
@@ -167,6 +169,22 @@ class Pruner:
             band=counts.clone(),
             step=torch.zeros((), dtype=torch.int64, device=counts.device),
         )
+
+    def _restart(self, edited: Sequence[int]) -> None:
+        """Begin anew with weights that replaced those of the beginning; nothing of the old ones stays behind zeros."""
+        step, controller = self._step, self._step.controller
+        if isinstance(controller.rule, MaskRule):  # which looks for itself
+            return
+        with torch.no_grad():
+            step.follow_device()
+            step.mount.adopt(edited)
+            fresh = self._start(step.mount.latents(), 0.0 if controller.ramp_steps else 1.0)
+            for name, value in controller.state.tensors().items():
+                value.copy_(getattr(fresh, name))
+            controller.extremes = self.goal.extremes_of(self._resolved, fresh.r)
+            self._spread_before = fresh.spread.clone()
+            for part in range(len(step.held)):
+                step.prune(part)
 
     def _mounted(self, thresholds: Tensor) -> Mount:
         return BesideOptimizer(self.parameters, self._exponent, self._straight_through)
@@ -315,7 +333,7 @@ class Pruner:
         self._refuse_within("latents()")
         self._settle()
         step = self._step
-        with torch.no_grad():
+        with torch.no_grad(), step.writing():
             step.adopt_edits()
             for part, members in enumerate(step.groups.parts):
                 if members:
@@ -359,7 +377,7 @@ class Pruner:
             return
         self._settle()
         shown = [local(p.detach()).clone() for p in self.parameters]
-        with torch.no_grad():
+        with torch.no_grad(), self._step.writing():
             self._step.adopt_edits()
             for i, value in self._lander.final():
                 self._step.mount.land(i, value)
@@ -368,8 +386,9 @@ class Pruner:
             yield
         finally:
             self._attachment.looking = ""
-            for parameter, value in zip(self.parameters, shown, strict=True):
-                local(parameter.detach()).copy_(value)
+            with self._step.writing():
+                for parameter, value in zip(self.parameters, shown, strict=True):
+                    local(parameter.detach()).copy_(value)
 
     def landed_tensors(self) -> dict[str, Tensor]:
         """Return by name copies of the weights that :meth:`landed` would show; none where it would show no others."""
@@ -453,6 +472,8 @@ class Pruner:
         Of a sharded model it has this process's shards; with an optimizer that Accelerate has prepared, all of them,
         and every process has to ask.
         """
+        if self._looking == "landed()":
+            self._refuse_within("state_dict()")
         self._settle()
         state = saved.state_of(self._step, self.goal, self.latent_tensors())
         return saved.whole_state(state) if self._saved_whole else state

@@ -10,7 +10,8 @@ exist in Python, they are the controller's tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -39,6 +40,7 @@ class Mount(Protocol):
     pull_scale: float  #: what measured gradients have to be multiplied with to be whole
 
     def latents(self) -> list[Tensor]: ...
+    def adopt(self, members: Sequence[int]) -> None: ...
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep: ...
     def forget(self) -> None: ...
     def show_latents(self, part: int) -> None: ...
@@ -72,6 +74,8 @@ class Step:
     def divide(self, groups: Groups) -> None:
         """Take over how tensors are divided among optimizers, at the beginning or where that changed."""
         self.groups = groups
+        self._left: dict[int, list[int]] = {}  # per optimizer: the versions of its parameters as they were left
+        self._edited: set[int] = set()  # what was written to before that
         self.mount.forget()
         self.held = [False] * len(groups.parts)  # per optimizer: whether its parameters hold latent weights
         # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
@@ -84,7 +88,44 @@ class Step:
         self._replayed = False  # whether this step's measurements were made by a graph
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_native": None, "_graphed": None}  # a copy has memory of its own
+        return {
+            **vars(self),
+            "_native": None,
+            "_graphed": None,
+            "_left": {},
+            "_edited": set(),
+        }  # a copy has memory of its own
+
+    # -- edits by others ---------------------------------------------------------------------------------------------
+
+    def note_as_left(self) -> None:
+        """Remember the weights as they are: what others do to them from now on is an edit."""
+        self._edited.clear()
+        self._note_versions()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write to the weights for other reasons than a step. Edits of before stay to be looked at."""
+        self._edited.update(self.edited())
+        try:
+            yield
+        finally:
+            self._note_versions()
+
+    def edited(self) -> list[int]:
+        """Return the numbers of tensors that others have written to in place; assignments to .data leave no trace."""
+        found = set(self._edited)
+        for part, members in enumerate(self.groups.parts):
+            pairs = zip(members, self._left.get(part, ()), self._versions(members), strict=False)
+            found.update(i for i, before, now in pairs if before != now)
+        return sorted(found)
+
+    def _note_versions(self) -> None:
+        for part, members in enumerate(self.groups.parts):
+            self._left[part] = self._versions(members)
+
+    def _versions(self, members: Sequence[int]) -> list[int]:
+        return [self.parameters[i]._version for i in members]
 
     # -- before the optimizer's step ---------------------------------------------------------------------------------
 
@@ -94,6 +135,7 @@ class Step:
         if not members or self.held[part]:  # a step within a step (super().step), or the last one raised
             return
         self.follow_device()
+        edited = not {*self.edited()}.isdisjoint(members)
         grads = self._grads(members)
         sweep = self.mount.sweep(part, members, self.controller.state.threshold)
         self._skipped = getattr(optimizer, "found_inf", None)
@@ -114,7 +156,7 @@ class Step:
         if isinstance(rule, MaskRule):
             skipped = self._skipped is not None and bool(self._skipped)
             done = self.controller.state.step
-            rule.before_step(members, sweep.latents, grads, part == self.leader, done, skipped)
+            rule.before_step(members, sweep.latents, grads, part == self.leader, done, skipped, edited)
         self.mount.show_latents(part)
         self.held[part] = True
 
@@ -335,7 +377,9 @@ class Step:
     def settle(self) -> None:
         """Prune again if a step was cut short by an exception and left latent weights in the model."""
         self.follow_device()
-        with torch.no_grad():
+        if not any(self.held):
+            return
+        with torch.no_grad(), self.writing():
             for part, held in enumerate(self.held):
                 if held:
                     self._cut_short(part)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -84,11 +84,12 @@ class MaskRule(Rule):
         counts: bool,
         done: Tensor,
         skipped: bool = False,
+        edited: bool = False,
     ) -> None:
         """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round.
 
-        ``done`` is the device's own count of steps. A step that is ``skipped`` changes nothing: its gradients are no
-        numbers, and the same step is still to come.
+        ``done`` is the device's own count of steps. Weights that were ``edited`` may have been loaded. A step that is
+        ``skipped`` changes nothing: its gradients are no numbers, and the same step is still to come.
         """
         for i, weight in zip(members, weights, strict=True):
             self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
@@ -97,7 +98,7 @@ class MaskRule(Rule):
         if self._captured and not capturing:
             self.catch_up(done)
         if not skipped and not capturing:
-            self._follow_loaded(members, weights, grads)
+            self._follow_loaded(members, weights, grads, edited)
             self._resumed &= not counts
         if not skipped and self.is_due(self._step):
             if capturing:
@@ -139,7 +140,9 @@ class MaskRule(Rule):
                 )
         return list(zip(members, chosen, strict=True))
 
-    def _follow_loaded(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    def _follow_loaded(
+        self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None], edited: bool
+    ) -> None:
         """Begin anew with weights that came after the first masks; make up for changes that a resumed training missed.
 
         A state goes on under a schedule of another length where the training is shortened or prolonged, and with other
@@ -157,11 +160,29 @@ class MaskRule(Rule):
                     f"{self._step} of {self._total} masks are to have changed, and {cut:,} weights go at once now.",
                     stacklevel=4,
                 )
-        elif self._step == 0 and not self.is_due(0):
-            pairs = zip(weights, masks, strict=True)
-            if len(members) == len(self.masks) and any(bool((weight[~mask] != 0).any()) for weight, mask in pairs):
+        elif (edited or self._step == 0) and len(members) == len(self.masks) and not self.is_due(self._step):
+            outside = [bool((weight[~mask] != 0).any()) for weight, mask in zip(weights, masks, strict=True)]
+            if any(outside) and self._step == 0:
                 self._take(members, self._method.first_masks(weights))
                 under_way.masks.clear()  # those of before were for other weights, and would cut these
+            elif any(outside):
+                self._choose_anew(members, weights, grads)
+
+    def _choose_anew(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """Choose masks for weights that were given while they were trained: the old ones would cut the best of them."""
+        view = self._view(members, weights, grads)
+        view = replace(view, masks=[torch.ones_like(mask) for mask in view.masks])
+        chosen = self._method.missed_masks(view)
+        before = [self.masks[i].clone() for i in members]
+        self._take(members, chosen)
+        if any(not torch.equal(old, self.masks[i]) for i, old in zip(members, before, strict=True)):
+            assert self._under_way is not None
+            self._under_way.masks.clear()
+            warnings.warn(
+                f"Weights outside the masks were given values before step {self._step}, as load_state_dict does: "
+                "masks are chosen anew, for the weights as they are now.",
+                stacklevel=4,
+            )
 
     def catch_up(self, done: Tensor) -> None:
         """Count the steps that a graph has replayed since the last look; waits for the device if there is a graph."""

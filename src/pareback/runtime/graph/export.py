@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from ...artifact.one_example import differs_for_one, refuse_or_warn
 from ...errors import InvalidValue
 from .operation import changes_its_argument
 from .signature import ExampleInputs
@@ -31,11 +32,37 @@ def exported(model: nn.Module, example: ExampleInputs) -> ExportedProgram:
     shapes = _each(dict(bound.arguments), lambda _: {0: batch})
     try:
         with _quiet():
-            return torch.export.export(model, args, named, dynamic_shapes=shapes)
+            program = torch.export.export(model, args, named, dynamic_shapes=shapes)
     except Exception as error:
-        problem = error
-    _try(model, example)
-    raise InvalidValue(f"{type(model).__name__} cannot be captured: {_why(problem)}") from problem
+        _try(model, example)
+        raise InvalidValue(f"{type(model).__name__} cannot be captured: {_why(error)}") from error
+    _check_state(model, program)
+    one, one_named = _each((example.args, example.named), lambda x: x[:1])
+    if differs_for_one(model, program.module(), one, one_named):
+        refuse_or_warn(model, example.inputs[0].shape[0] == 1)
+    return program
+
+
+def _check_state(model: nn.Module, program: ExportedProgram) -> None:
+    """Refuse a model whose forward changes its own tensors: calls of an engine may overlap, and some are trials."""
+    signature = program.graph_signature
+    own = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    for node in program.graph.nodes:
+        changed = node if node.op == "call_function" and changes_its_argument(node.target) else None
+        while changed is not None and changed.op == "call_function":
+            changed = changed.args[0] if _shows_its_argument(changed) else None
+        if changed is not None and changed.name in own:
+            raise InvalidValue(
+                f"{type(model).__name__} cannot be captured: its forward changes {own[changed.name]!r}, and calls of "
+                "an engine may overlap. Pass such state in and return it, or leave it as it is in eval mode."
+            )
+
+
+def _shows_its_argument(node: fx.Node) -> bool:
+    """Whether an operator's result is its argument, or a view of it."""
+    schema = getattr(node.target, "_schema", None)
+    shows = schema is not None and any(one.alias_info is not None for one in schema.returns)
+    return shows and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
 def _each(arguments: Any, change: Any) -> Any:

@@ -78,7 +78,12 @@ def example_of(model: nn.Module, example_inputs: Any) -> ExampleInputs:
     >>> example_of(Two(), {"mask": ones(2), "x": ones(2, 3)}).call.keys
     (0, 1)
     """
-    signature = inspect.signature(model.forward)
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:
+        raise InvalidType(
+            f"{type(model).__name__} does not say which inputs it takes. Give the model that it was traced from."
+        ) from None
     try:
         args, named = _as_declared(signature, *_as_call(example_inputs))
     except TypeError as error:

@@ -47,13 +47,19 @@ def _stages(
     for operation in operations:
         kind = _kind(operation, operations, captured)
         before, members = groups[-1] if groups else ("", [])
-        if before == kind and kind != "encoder" and (kind != "rows" or _follows(members, operation, operations, kept)):
+        if before == kind and _goes_on(kind, members, operation, operations, captured, kept):
             members.append(operation)
         elif (before, kind) == ("images", "rows") and _is_head(operation, members, operations, kept):
             groups[-1] = ("images with head", [*members, operation])
         else:
             groups.append((kind, [operation]))
     return [_stage(kind, members, operations, kept, captured, shapes) for kind, members in groups]
+
+
+def _batches(operations: list[Operation], captured: CapturedModel) -> set[str]:
+    """Return of how many images values are, in words, as it may follow from the batch; a stage is of as many of all."""
+    names = {name for operation in operations for name in (operation.out, *operation.reads)}
+    return {str(captured.shapes[name][0]) for name in names if captured.shapes.get(name)}
 
 
 def _kind(operation: Operation, operations: list[Operation], captured: CapturedModel) -> str:
@@ -63,11 +69,27 @@ def _kind(operation: Operation, operations: list[Operation], captured: CapturedM
         return "rows"
     if is_matrix_read(operation, operations):
         return "torch"  # a mean has no layout of lanes
+    if len(_batches([operation], captured)) > 1:
+        return "torch"  # as a position map has it, which is one image for all
     if not captured.is_of_images(operation.out, *operation.reads):
         return "torch"  # the batch has become a height, a width or channels, for which a program would be made anew
     if len(captured.shapes.get(operation.out, ())) not in (0, 4) and not isinstance(operation, GlobalMean):
         return "torch"  # an activation of rows
     return "images" if operation.over_images else "torch"
+
+
+def _goes_on(
+    kind: str,
+    members: list[Operation],
+    operation: Operation,
+    operations: list[Operation],
+    captured: CapturedModel,
+    kept: set[str],
+) -> bool:
+    """Whether a stage can take one more operation of its kind."""
+    if kind == "images":
+        return len(_batches([*members, operation], captured)) == 1
+    return kind == "torch" or (kind == "rows" and _follows(members, operation, operations, kept))
 
 
 def _follows(chain: list[Operation], operation: Operation, operations: list[Operation], outputs: set[str]) -> bool:

@@ -1,0 +1,216 @@
+"""What comes between the pruner and the first step, or in mid-training: weights, schedules, too many steps."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from mounts import EITHER_MOUNT
+from networks import mlp, train, training, wide_batches
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pareback as pb
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DATA = wide_batches(60, 16, 32)
+SIZE = 2 * 32 * 40
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def trained(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = mlp(32, 40, 32)
+    train(model, sgd(model), DATA[:40])
+    return model
+
+
+# -- before the first step -------------------------------------------------------------------------------------------
+
+
+def _rank(rank: int, port: int, goal: Any, mount: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 32))
+    optimizer = sgd(model)
+    pruner = mount(model, optimizer, goal, total_steps=20, min_size=100)
+    net = DistributedDataParallel(model)
+    for x, y in DATA[:20]:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[rank::2]), y[rank::2]).backward()
+        optimizer.step()
+    pruner.finish()
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    both = [torch.zeros_like(mine) for _ in range(2)]
+    dist.all_gather(both, mine)
+    assert torch.equal(*both)
+    assert pb.inspect(model).pruned_nonzeros <= SIZE // 2
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.Fixed(sparsity=0.9), pb.methods.ST3(sparsity=0.9)])
+@EITHER_MOUNT
+def test_processes_that_began_with_weights_of_their_own(mount: Any, goal: Any) -> None:
+    """DDP gives all those of the first process, after the pruner was built. All ended with other weights and masks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_rank, args=(port, goal, mount), nprocs=2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.methods.ST3(sparsity=0.9)])
+@EITHER_MOUNT
+def test_weights_that_are_loaded_before_the_first_step_begin_it(mount: Any, goal: Any) -> None:
+    """The training is bit for bit that of a pruner which was built on them."""
+    start = mlp(32, 40, 32)
+    nn.init.uniform_(start[0].weight, -3.0, 3.0)  # of another spread than the model has
+    ends = []
+    for late in (False, True):
+        model = mlp(32, 40, 32)
+        if not late:
+            model.load_state_dict(start.state_dict())
+        optimizer = sgd(model)
+        pruner = mount(model, optimizer, goal, total_steps=20)
+        if late:
+            with torch.no_grad():
+                names = {
+                    name.replace("parametrizations.", "").replace(".original", ""): p
+                    for name, p in model.named_parameters()
+                }
+                for name, value in start.state_dict().items():
+                    names[name].copy_(value)
+        train(model, optimizer, DATA[:20])
+        ends.append([value.clone() for value in pruner.latent_tensors().values()])
+        pruner.finish()
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_looking_before_the_first_step_is_no_edit() -> None:
+    """latents() and landed() write to the weights themselves; those behind zeros are not lost by it."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pruner = pb.Pruner(model, optimizer, pb.Fixed(sparsity=0.9))
+    twin, its, other = copy.deepcopy((model, optimizer, pruner))
+    with pruner.latents():
+        pass
+    with pruner.landed():
+        pass
+    train(model, optimizer, DATA[:1])
+    train(twin, its, DATA[:1])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    other.finish()
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [(torch.optim.SGD, 1e-3, 0.2), (torch.optim.AdamW, 1e-4, 1e-2)], ids=["sgd", "adamw"]
+)
+def test_a_schedule_may_be_attached_after_the_pruner(kind: Any, low: float, high: float) -> None:
+    """Thresholds learn as with the schedule there before; they learned two hundred times as fast."""
+    ends, tops = [], []
+    for late in (False, True):
+        torch.manual_seed(0)
+        model = mlp(32, 40, 32)
+        optimizer = kind(model.parameters(), lr=low)
+
+        def scheduled(it: Any = optimizer) -> Any:
+            return torch.optim.lr_scheduler.OneCycleLR(it, max_lr=high, total_steps=41)
+
+        schedule = None if late else scheduled()
+        pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=40)
+        schedule = schedule or scheduled()
+        tops.append(0.0)
+        for _ in training(model, optimizer, DATA[:40]):
+            schedule.step()
+            rates = pruner._step.groups.read()
+            tops[-1] = max(tops[-1], float((rates.lr * rates.multiple).max()))
+        ends.append(pruner.r())
+        pruner.finish()
+    assert tops[0] == pytest.approx(0.01, rel=0.02)
+    assert tops[0] == tops[1]
+    assert torch.equal(*ends)
+
+
+def test_a_rate_that_rises_by_hand_is_curbed() -> None:
+    """From 1e-6 to 0.1 without a scheduler: at most 0.01 of a spread per step, not a thousand spreads."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model, 1e-6)
+    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=40)
+    highest = 0.0
+    for step, _ in enumerate(training(model, optimizer, DATA[:40])):
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, (step + 1) / 10)
+        rates = pruner._step.groups.read()
+        highest = max(highest, float((rates.lr * rates.multiple).max()))
+    assert 0.009 < highest <= 0.0101
+    assert pruner.finish().pruned_nonzeros == SIZE // 10
+
+
+# -- in the middle ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [pb.methods.GMP, pb.methods.ACDC, pb.methods.RigL, pb.methods.OneShot])
+def test_masks_are_chosen_anew_for_weights_that_are_loaded(method: Any) -> None:
+    """Those of the old weights would cut most of the large ones of the new. The count stays that of the schedule."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pruner = pb.Pruner(model, optimizer, method(sparsity=0.9), total_steps=60)
+    train(model, optimizer, DATA[:55])
+    loaded = trained(3)
+    model.load_state_dict(loaded.state_dict())
+    with pytest.warns(UserWarning, match="Weights outside the masks were given values before step 55"):
+        train(model, optimizer, DATA[55:56])
+    weights = [loaded[0].weight.detach(), loaded[2].weight.detach()]
+    counts = [int((p != 0).sum()) for p in pruner.parameters]
+    assert sum(counts) == SIZE // 10
+    if method is pb.methods.RigL:  # its counts are each tensor's own
+        wanted = [w.abs() >= w.abs().flatten().topk(n).values[-1] for w, n in zip(weights, counts, strict=True)]
+    else:
+        level = torch.cat([w.abs().flatten() for w in weights]).topk(SIZE // 10).values[-1]
+        wanted = [w.abs() >= level for w in weights]
+    assert all(torch.equal(p != 0, mask) for p, mask in zip(pruner.parameters, wanted, strict=True))
+    train(model, optimizer, DATA[56:])  # and nothing is said any more
+    assert pruner.finish().pruned_nonzeros == SIZE // 10
+
+
+def test_a_state_inside_landed_is_refused() -> None:
+    """The weights shown there are not those that it belongs to: a training that was resumed from both differed."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=20)
+    train(model, optimizer, DATA[:15])
+    with pruner.landed(), pytest.raises(RuntimeError, match=r"state_dict\(\) was asked for inside pruner.landed\(\)"):
+        pruner.state_dict()
+    assert pruner.state_dict()["names"] == ["0.weight", "2.weight"]
+
+
+@EITHER_MOUNT
+def test_far_more_steps_than_were_announced_are_mentioned(mount: Any) -> None:
+    """Epochs given where steps are counted. It is said once, when twice as many are done."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pruner = mount(model, optimizer, pb.Budget(sparsity=0.9), total_steps=10)
+    train(model, optimizer, DATA[:19])
+    with pytest.warns(UserWarning, match="2 times the 10 steps that total_steps announced.* not epochs"):
+        train(model, optimizer, DATA[19:20])
+    train(model, optimizer, DATA[20:50])
+    assert pruner.finish().pruned_nonzeros == SIZE // 10
+
+
+@pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.5), pb.methods.RigL(sparsity=0.5), pb.methods.GMP(sparsity=0.5)])
+def test_a_tensor_without_elements_is_left_out(goal: Any) -> None:
+    model = mlp(32, 40, 32)
+    model.nothing = nn.Parameter(torch.zeros(0, 5))
+    pruner = pb.Pruner(model, sgd(model), goal, total_steps=5, min_size=0)
+    assert pruner.names == ["0.weight", "2.weight"]
