@@ -19,6 +19,9 @@ from .pruning.options import active, frozen_here
 from .pruning.watch import leave_optimizers_alone, watch_all_optimizers
 from .sharding import local
 
+#: Of the weights, a share of zeros that no training leaves by itself.
+_MANY_ZEROS = 0.05
+
 
 class Frozen:
     """Keeps the zeros of a model; made by :func:`freeze`. Use :meth:`remove`, or a ``with`` block, to end it."""
@@ -26,19 +29,21 @@ class Frozen:
     def __init__(self, weights: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
         self.names, self._weights = list(weights), list(weights.values())
         self._zeros = [local(p.detach()) == 0 for p in self._weights]
+        self._warned = False
         self._attach(optimizers)
 
     def _attach(self, optimizers: Sequence[Optimizer]) -> None:
         # Weakly: an optimizer keeps its hooks, and one that nobody else needs may go.
         self._hooks: WeakSet[StepHooks] = WeakSet()
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._left = [p._version for p in self._weights]  # what others write to is of another version then
         for one in optimizers:
             self._hook(one)
 
     def _hook(self, optimizer: Optimizer) -> None:
         # Also where a step is interrupted: momentum may have filled zeros, and the model may be saved as it is then.
         after = self._mask_weights
-        self._hooks.add(StepHooks(optimizer, self._mask_gradients, after, failed=after))
+        self._hooks.add(StepHooks(optimizer, self._before, after, failed=after))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_hooks": [hooks.optimizer for hooks in self._hooks], "_strangers": None}
@@ -88,7 +93,29 @@ class Frozen:
         gone = {id(p) for p in parameters}
         staying = [i for i, p in enumerate(self._weights) if id(p) not in gone]
         self.names, self._weights = [self.names[i] for i in staying], [self._weights[i] for i in staying]
-        self._zeros = [self._zeros[i] for i in staying]
+        self._zeros, self._left = [self._zeros[i] for i in staying], [self._left[i] for i in staying]
+
+    def _before(self) -> None:
+        if [p._version for p in self._weights] != self._left and not _is_capturing():
+            self._follow_loaded()
+        self._mask_gradients()
+
+    def _follow_loaded(self) -> None:
+        """Keep the zeros of another pruned network that was loaded; cut again what has next to none, and say so."""
+        given = [i for i, p in enumerate(self._weights) if bool(local(p.detach())[self._zeros[i]].any())]
+        for i in given:
+            zeros = local(self._weights[i].detach()) == 0
+            if int(zeros.sum()) > _MANY_ZEROS * zeros.numel():
+                self._zeros[i] = zeros
+                given = [other for other in given if other != i]
+        if given and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"Weights of {listed([self.names[i] for i in given])} that pb.freeze keeps at zero were given values, "
+                "as load_state_dict does, and are cut to zero again. Call remove() of what pb.freeze returned before "
+                "you load others, and pb.freeze after that.",
+                stacklevel=4,
+            )
 
     def _mask_gradients(self) -> None:
         # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
@@ -100,6 +127,7 @@ class Frozen:
         for parameter, zeros in zip(self._weights, self._zeros, strict=True):
             weight: Tensor = local(parameter.detach())
             weight.masked_fill_(zeros.to(weight.device), 0.0)
+        self._left = [p._version for p in self._weights]
 
     def remove(self) -> None:
         """Let the zeros train again; twice is harmless."""

@@ -184,15 +184,37 @@ def test_masks_are_chosen_anew_for_weights_that_are_loaded(method: Any) -> None:
     assert pruner.finish().pruned_nonzeros == SIZE // 10
 
 
-def test_a_state_inside_landed_is_refused() -> None:
-    """The weights shown there are not those that it belongs to: a training that was resumed from both differed."""
+@pytest.mark.parametrize("order", ["model first", "state first", "model before the pruner"])
+@pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.methods.ST3(sparsity=0.9), pb.methods.RigL(sparsity=0.9)])
+def test_a_checkpoint_from_inside_landed_goes_on_as_it_would_have(goal: Any, order: str) -> None:
+    """The weights shown there were taken for edits of those in training, and shrunk once more."""
     model = mlp(32, 40, 32)
     optimizer = sgd(model)
-    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=20)
-    train(model, optimizer, DATA[:15])
-    with pruner.landed(), pytest.raises(RuntimeError, match=r"state_dict\(\) was asked for inside pruner.landed\(\)"):
-        pruner.state_dict()
-    assert pruner.state_dict()["names"] == ["0.weight", "2.weight"]
+    pruner = pb.Pruner(model, optimizer, goal, total_steps=40)
+    train(model, optimizer, DATA[:30])
+    with pruner.landed():
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), pruner.state_dict()))
+    twin = mlp(32, 40, 32)
+    if order == "model before the pruner":
+        twin.load_state_dict(saved[0])
+    its = sgd(twin)
+    other = pb.Pruner(twin, its, goal, total_steps=40)
+    its.load_state_dict(saved[1])
+    if order == "state first":
+        other.load_state_dict(saved[2])
+    if order != "model before the pruner":
+        twin.load_state_dict(saved[0])
+    if order != "state first":
+        other.load_state_dict(saved[2])
+    steps = DATA[30:31] if order == "state first" else DATA[30:40]
+    for one, opt in ((model, optimizer), (twin, its)):
+        train(one, opt, steps)
+    apart = max(float((p - q).detach().abs().max()) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    if order == "state first":  # the first gradient is of the weights that were loaded last
+        assert apart < 0.01
+        return
+    assert apart == 0.0
+    assert pruner.finish().pruned_nonzeros == other.finish().pruned_nonzeros
 
 
 @EITHER_MOUNT

@@ -350,3 +350,36 @@ def test_what_looks_at_new_optimizers_keeps_no_model_alive() -> None:
     del optimizer
     gc.collect()
     assert held[1]() is None  # what freeze returned keeps no optimizer
+
+
+@pytest.mark.filterwarnings("error")
+def test_another_pruned_network_that_is_loaded_keeps_its_own_zeros() -> None:
+    """It was cut to the zeros of the first as well, to half its weights, without a word."""
+    model, optimizer = finished()
+    pb.freeze(model, optimizer)
+    train(model, optimizer, DATA[:3])
+    other = mlp(32, 40, 32)
+    nn.init.normal_(other[0].weight)
+    pb.prune_(other, pb.Budget(sparsity=0.8))
+    model.load_state_dict(other.state_dict())
+    zeros = masks(model)
+    for _ in training(model, optimizer, DATA[3:8]):
+        assert kept(zeros, model)
+    assert pb.inspect(model).pruned_nonzeros == pb.inspect(other).pruned_nonzeros
+
+
+def test_dense_weights_that_are_loaded_are_cut_again_which_is_said() -> None:
+    model, optimizer = finished()
+    zeros = masks(model)
+    pb.freeze(model, optimizer)
+    model.load_state_dict(mlp(32, 40, 32).state_dict())
+    with torch.no_grad():
+        model[0].weight.add_(0.1)
+        model[2].weight.add_(0.1)
+    with pytest.warns(UserWarning, match="were given values, as load_state_dict does, and are cut to zero again"):
+        train(model, optimizer, DATA[:1])
+    assert kept(zeros, model)
+    with torch.no_grad():
+        model[0].weight.add_(0.1)
+    train(model, optimizer, DATA[1:2])  # it is said once
+    assert kept(zeros, model)

@@ -40,6 +40,7 @@ RUNS = [
         (["goal.sparsity=0.90"], "ad"),
         (["goal.sparsity>0.9"], "b"),
         (["goal.sparsity=none"], "c"),
+        (["goal.sparsity=null"], "c"),
         (["goal.sparsity!=none"], "abd"),
         (["accuracy>=91"], "ac"),
         (["ema_accuracy=none"], "abc"),

@@ -85,7 +85,7 @@ def _point(point: ChartPoint) -> Row:
         "method": point.method,
         "called": point.called,
         "level": point.level,
-        "seeds": len(point.runs),
+        "seeds": len({run.seed for run in point.runs}),
         "error": round(point.error.mean, 4),
         "low": round(point.error.low, 4),
         "high": round(point.error.high, 4),

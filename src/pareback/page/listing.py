@@ -213,7 +213,7 @@ def _size(point: ChartPoint) -> str:
 
 
 def _seeds(task: TaskRuns) -> str:
-    numbers = sorted({len(point.runs) for point in task.points})
+    numbers = sorted({len({run.seed for run in point.runs}) for point in task.points})
     shown = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     return f"{shown} {'seed' if numbers[-1] == 1 else 'seeds'} each"
 

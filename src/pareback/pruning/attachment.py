@@ -41,7 +41,8 @@ class Attachment:
     ) -> None:
         self._step, self._resolved, self._choice = step, resolved, choice
         self._settle, self._restart, self._repeats_closures = settle, restart, repeats_closures
-        self._fresh = True  # until the first step, or a state that is loaded
+        self._landed = False  # whether the weights that were loaded are those of landed()
+        self._begins, self._fresh = True, True  # until the next step; and whether no state was loaded
         self._left = _BEYOND * total_steps if total_steps else None  # steps until they are far too many
         step.note_as_left()
         optimizers = step.groups.optimizers
@@ -106,7 +107,7 @@ class Attachment:
         self._watch.warn_of_gone()
         if self._resumption.is_due():
             self._check_resumed()
-        if self._fresh:
+        if self._begins:
             self._begin()
         self._step.before(part, optimizer)
 
@@ -143,13 +144,24 @@ class Attachment:
         Thresholds were chosen by the weights of then. Where processes began with weights of their own, and DDP gave
         them all those of the first, each would go on with thresholds of its own.
         """
-        self._fresh = False
-        self._step.groups.set_multiples()
-        edited = self._step.edited()
+        fresh, self._begins, self._fresh = self._fresh, False, False
         weight = local(self.parameters[0])
-        capturing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
-        if edited and not capturing and self._step.shards.group is None:
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        self._step.groups.set_multiples()
+        if self._landed:
+            self._landed = False
+            self._prune_again()
+            return
+        edited = self._step.edited()
+        if fresh and edited and self._step.shards.group is None:
             self._restart(edited)
+
+    def _prune_again(self) -> None:
+        """Let the model have the weights in training, whatever it has now."""
+        with torch.no_grad():
+            for part in range(len(self._step.held)):
+                self._step.prune(part)
 
     def _makes_room(self, optimizer: Optimizer) -> bool:
         """Whether a step trains nothing: every rate and every gradient is zero.
@@ -170,11 +182,16 @@ class Attachment:
 
     # -- what is noticed ---------------------------------------------------------------------------------------------
 
-    def state_loaded(self) -> None:
-        """The pruner's own state was loaded: the training is resumed as it should be."""
+    def state_loaded(self, landed: bool) -> None:
+        """The pruner's own state was loaded: the training is resumed as it should be.
+
+        ``landed`` says whether it was saved beside the weights that ``landed()`` shows, which are no edit.
+        """
+        self._landed = landed  # also where the model's own weights are loaded after this
+        if landed:
+            self._prune_again()
         self._resumption.state_loaded()
-        self._fresh = False
-        self._step.groups.set_multiples()
+        self._begins, self._fresh = True, False
         self._step.note_as_left()
 
     def warn_of_gone(self) -> None:

@@ -472,10 +472,10 @@ class Pruner:
         Of a sharded model it has this process's shards; with an optimizer that Accelerate has prepared, all of them,
         and every process has to ask.
         """
-        if self._looking == "landed()":
-            self._refuse_within("state_dict()")
         self._settle()
         state = saved.state_of(self._step, self.goal, self.latent_tensors())
+        if self._looking == "landed()":  # beside weights that are not those of the training
+            state["landed"] = True
         return saved.whole_state(state) if self._saved_whole else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -486,7 +486,7 @@ class Pruner:
         state = saved.checked(state, self.names)
         self._settle()
         saved.load_into(self._step, self.goal, state)
-        self._attachment.state_loaded()
+        self._attachment.state_loaded(bool(state.get("landed")))
 
     def _refuse_within(self, what: str) -> None:
         if self._looking:

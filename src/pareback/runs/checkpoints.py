@@ -129,11 +129,13 @@ def keep_previous(path: Path) -> None:
     previous = previous_of(path)
     if not path.exists():
         return
-    previous.unlink(missing_ok=True)
+    fresh = previous.with_name(f"{previous.name}.tmp")
+    fresh.unlink(missing_ok=True)
     try:
-        os.link(path, previous)  # the same file, for no time and no room
+        os.link(path, fresh)  # the same file, for no time and no room
     except OSError:  # a file system without such links
-        shutil.copyfile(path, previous)
+        shutil.copyfile(path, fresh)
+    os.replace(fresh, previous)  # at once: whoever is killed here leaves one under either name
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -275,15 +275,20 @@ def result_of(path: Path) -> dict[str, Any]:
     file = path / "result.json"
     if not file.exists():
         raise MissingFile(f"{str(path)!r} holds no finished run. Train one with: pareback train --out {path}")
+    content = _content(file)
+    missing = lacking(content)
+    if missing:
+        raise InvalidValue(f"{str(file)!r} is not whole: it lacks {missing}. {_ANEW}")
+    return content
+
+
+def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{str(file)!r} is damaged: it is no JSON. {_ANEW}") from error
     if not isinstance(content, dict):
         raise InvalidValue(f"{str(file)!r} is not the result of a run. {_ANEW}")
-    missing = lacking(content)
-    if missing:
-        raise InvalidValue(f"{str(file)!r} is not whole: it lacks {missing}. {_ANEW}")
     return content
 
 
@@ -298,20 +303,18 @@ def made_for(path: Path) -> tuple[int, tuple[int, int, int]]:
 
 def class_names(place: Path) -> tuple[str, ...]:
     """Return the names of the classes that a finished run or a file is for; none where it does not say."""
-    if not place.is_dir() and not is_own_file(place):
-        return classes_in(place)
-    return names_of(result_beside(place))
+    result = (place if place.is_dir() else place.parent) / "result.json"
+    if (place.is_dir() or is_own_file(place)) and result.exists():
+        return names_of(result_beside(place))
+    return classes_in(place / "model.safetensors" if place.is_dir() else place)
 
 
 def result_beside(place: Path) -> dict[str, Any]:
     """Return what the result of a run's folder, or of one of its files, holds; nothing where there is none."""
-    if not place.is_dir() and not is_own_file(place):
+    folder = place if place.is_dir() else place.parent
+    if (not place.is_dir() and not is_own_file(place)) or not (folder / "result.json").exists():
         return {}
-    try:
-        content = json.loads(((place if place.is_dir() else place.parent) / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # who needs a result says so
-        return {}
-    return content if isinstance(content, dict) else {}
+    return _content(folder / "result.json")
 
 
 def recipe_of(path: Path) -> Recipe:

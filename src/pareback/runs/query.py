@@ -79,7 +79,7 @@ def condition(text: str) -> Condition:
     if match is None:
         raise InvalidValue(f"{text!r} is no condition. Write --where goal.kind=budget or --where 'accuracy>95'.")
     check_key(match[1])
-    found = Condition(match[1], match[2], match[3])
+    found = Condition(match[1], match[2], "none" if match[3].lower() == "null" else match[3])  # as recipes write it
     _check_value(found)
     return found
 

@@ -228,6 +228,25 @@ def test_a_teacher_sees_images_as_in_its_own_training(named: tuple[Recipe, Path]
     assert torch.equal(same.answers(images), net(images))
 
 
+def test_a_damaged_result_does_not_hide_the_order_of_the_classes(named: tuple[Recipe, Path], tmp_path: Path) -> None:
+    """Without a result the file knows its classes; a result that cannot be read is no start, and nothing to export."""
+    recipe, run = named
+    lost = Path(shutil.copytree(run, tmp_path / "lost"))
+    (lost / "result.json").unlink()
+    head = [name for name, value in load_file(run / "model.safetensors").items() if len(value) == 4]
+    for place in (lost, lost / "model.safetensors"):
+        turned = override(recipe, {"model.pretrained": str(place)}).model
+        begun = build(turned, 4, (3, 8, 8), NAMES[::-1]).state_dict()
+        assert all(torch.equal(begun[n], load_file(run / "model.safetensors")[n].flip(0)) for n in head)
+    cut = Path(shutil.copytree(run, tmp_path / "cut"))
+    (cut / "result.json").write_text((run / "result.json").read_text()[:300])
+    for place in (cut, cut / "model.safetensors"):
+        with pytest.raises(InvalidValue, match="result.json' is damaged"):
+            build(override(recipe, {"model.pretrained": str(place)}).model, 4, (3, 8, 8), NAMES)
+        with pytest.raises(InvalidValue, match="result.json' is damaged"):
+            export_path(place, "pare", tmp_path / "out.pare", None)
+
+
 def test_a_head_is_not_taken_for_other_classes(
     named: tuple[Recipe, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import files
 from ...artifact.intact import hashes
@@ -33,6 +34,10 @@ from .progress import Board, Clock, Display, Silent, UnheardError, as_said, head
 from .state import Parts
 from .step import Sums, Tally, warn_of_a_layout
 
+log = logging.getLogger(__name__)
+
+#: Of the weights that a training starts from, a share of zeros that no training leaves by itself.
+_MANY_ZEROS = 0.05
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25
 
@@ -140,6 +145,8 @@ class Training:
             warn_of_a_layout(self._recipe, self._team.device)
             warn_of_seen_images(self._recipe)
             warn_of_other_pixels(self._recipe, self._source)
+            if not self._resumed:
+                _warn_of_zeros(self._recipe, self._parts.model)
             self._folder.begin(self._recipe, about, self._rows)
             self._board = Board(self._folder.tensorboard if self._recipe.train.tensorboard else None, self._epoch)
         self._progress = progress(self._recipe.train.epochs, self._per_epoch, quiet)
@@ -391,6 +398,21 @@ def _opened(recipe: Recipe, here: Team) -> Source:
     if problem is not None:
         raise problem
     return open_source(recipe.data, here.device, expected(recipe.model)) if source is None else source
+
+
+def _warn_of_zeros(recipe: Recipe, model: nn.Module) -> None:
+    """Say so where a network that was pruned before is trained without a goal, and fills up again."""
+    if recipe.goal.kind != "dense" or recipe.model.pretrained is None:
+        return
+    tensors = [p.detach() for p in model.parameters() if p.ndim >= 2]
+    size = sum(tensor.numel() for tensor in tensors)
+    zeros = size - sum(int(tensor.count_nonzero()) for tensor in tensors)
+    if zeros > _MANY_ZEROS * size:
+        log.warning(
+            "%.1f %% of the weights of %s are zero, and goal.kind=dense fills them. To keep as many, write "
+            "goal.kind=budget, goal.sparsity and goal.ramp=0.",
+            *(100.0 * zeros / size, recipe.model.pretrained),
+        )
 
 
 def _normalisation(source: Source) -> dict[str, dict[str, list[float]]]:
