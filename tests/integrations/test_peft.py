@@ -78,3 +78,13 @@ def test_pruning_adapters_alone_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="Everything that would be pruned is an adapter"):
         pb.Pruner(model, torch.optim.AdamW(trained), pb.Budget(sparsity=0.5), 10, **options).detach()
     pb.Pruner(model, torch.optim.AdamW(trained), pb.Budget(sparsity=0.5), 10, include="*lora_*")
+
+
+def test_adapters_that_are_merged_already_are_refused() -> None:
+    """For fast evaluation, say: the zeros are filled then, and the model came back dense in silence."""
+    _, model = adapted()
+    model.merge_adapter()
+    with pytest.raises(pb.UserError, match=r"are merged already.* Call model.unmerge_adapter\(\) first"):
+        merge_and_unload(model)
+    model.unmerge_adapter()
+    assert sum(nonzeros(merge_and_unload(model))) == KEPT

@@ -27,6 +27,12 @@ def merge_and_unload(model: Any, **options: Any) -> nn.Module:
     that what is left out of it may cost something: evaluate the model again.
     """
     bases = _bases(model)
+    merged_already = [name for name, module in model.named_modules() if getattr(module, "merged", False)]
+    if merged_already:
+        raise InvalidValue(
+            f"The adapters of {listed(merged_already)} are merged already, which filled the zeros of the base. Call "
+            "model.unmerge_adapter() first."
+        )
     zeros = {id(p): p.detach() == 0 for p in bases.values() if _is_pruned(p)}
     if not zeros:
         raise InvalidValue("The model under the adapters has no zeros to keep. Use its own merge_and_unload().")

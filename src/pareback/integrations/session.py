@@ -53,6 +53,8 @@ class Session:
         given = self.options.get("total_steps", total_steps)
         options = {name: value for name, value in self.options.items() if name != "total_steps"}
         self.pruner = Pruner(model, optimizers, self.goal, given, **options)
+        if total_steps is None:
+            self.pruner.expect_more_steps()
         if state is not None:
             self.pruner.load_state_dict(dict(state))
 

@@ -20,7 +20,7 @@ from .step import Step
 from .watch import Resumption, Watch, gone_sentence, leave_optimizers_alone, watch_all_optimizers
 
 #: A training of so many times the steps that were announced was announced wrongly.
-_BEYOND = 2
+_BEYOND = 10
 #: What a user chose tensors by: include, exclude and min_size.
 Choice = tuple[str | list[str] | None, str | list[str] | None, int]
 
@@ -43,7 +43,7 @@ class Attachment:
         self._settle, self._restart, self._repeats_closures = settle, restart, repeats_closures
         self._landed = False  # whether the weights that were loaded are those of landed()
         self._begins, self._fresh = True, True  # until the next step; and whether no state was loaded
-        self._left = _BEYOND * total_steps if total_steps else None  # steps until they are far too many
+        self.announced, self._taken = total_steps, 0  #: the steps of the training, if it is to end
         step.note_as_left()
         optimizers = step.groups.optimizers
         self._watch = Watch(resolved.model, step.names, step.parameters, optimizers)
@@ -119,21 +119,18 @@ class Attachment:
         counts = part == self._step.leader and self._step.held[part]  # not what follows a super().step()
         self._step.after(part)
         self._step.note_as_left()
-        if counts and self._left is not None:
-            self._count_down()
+        if counts:
+            self._count(self.announced)
         if len(self._step.held) > 1:
             self._watch.count_step(part, self._step.leader, self._step.groups.parts)
 
-    def _count_down(self) -> None:
-        """Warn where a training takes far more steps than were announced: the ramp was over long ago."""
-        assert self._left is not None
-        self._left -= 1
-        if self._left == 0:
-            total = int(self._step.controller.state.step) // _BEYOND
-            self._left = None
+    def _count(self, announced: int | None) -> None:
+        """Warn, once, where a training takes far more steps than were announced: the ramp was over long ago."""
+        self._taken += 1
+        if announced is not None and self._taken == _BEYOND * announced:
             warnings.warn(
-                f"The training has taken {_BEYOND} times the {total:,} steps that total_steps announced, and goes on: "
-                "the schedule of the pruning was over long ago. total_steps counts optimizer steps, not epochs: write "
+                f"The training has taken {_BEYOND} times the {announced:,} steps that total_steps announced: the "
+                "schedule of the pruning was over long ago. total_steps counts optimizer steps, not epochs: write "
                 "total_steps=epochs * len(loader).",
                 stacklevel=2,
             )

@@ -241,6 +241,10 @@ class Pruner:
         """
         return self._step.groups.learn_alike(total_steps)
 
+    def expect_more_steps(self) -> None:
+        """Let the training go on far beyond ``total_steps`` without a warning: it has no end of its own."""
+        self._attachment.announced = None
+
     # -- what a user asks --------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Tensor]:

@@ -88,13 +88,8 @@ class Step:
         self._replayed = False  # whether this step's measurements were made by a graph
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "_native": None,
-            "_graphed": None,
-            "_left": {},
-            "_edited": set(),
-        }  # a copy has memory of its own
+        anew: dict[str, Any] = {"_native": None, "_graphed": None, "_left": {}, "_edited": set()}
+        return {**vars(self), **anew}  # a copy has memory of its own
 
     # -- edits by others ---------------------------------------------------------------------------------------------
 

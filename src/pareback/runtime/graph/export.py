@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from ...artifact.one_example import differs_for_one, refuse_or_warn
+from ...artifact.export import differs_for_one, refuse_or_warn
 from ...errors import InvalidValue
 from .operation import changes_its_argument
 from .signature import ExampleInputs
