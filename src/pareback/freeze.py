@@ -14,13 +14,10 @@ from torch.optim import Optimizer
 from .costs.selection import matching, plain_names, select
 from .errors import InvalidValue
 from .messages import excluding, listed, suggests_options
-from .pruning.hooks import StepHooks, check_optimizers, check_ownership
+from .pruning.hooks import StepHooks, check_optimizers, check_ownership, held_by
 from .pruning.options import active, frozen_here
-from .pruning.watch import leave_optimizers_alone, watch_all_optimizers
+from .pruning.watch import MANY_ZEROS, leave_optimizers_alone, watch_all_optimizers
 from .sharding import local
-
-#: Of the weights, a share of zeros that no training leaves by itself.
-_MANY_ZEROS = 0.05
 
 
 class Frozen:
@@ -63,7 +60,7 @@ class Frozen:
         if wraps or self.holds(optimizer) or self._strangers.get(optimizer) == number or _is_capturing():
             return
         self._strangers[optimizer] = number
-        moved = _held_by([optimizer]) - _pruned_or_kept(optimizer)
+        moved = held_by([optimizer]) - _pruned_or_kept(optimizer)
         changed = [
             p
             for p, zeros in zip(self._weights, self._zeros, strict=True)
@@ -103,15 +100,17 @@ class Frozen:
     def _follow_loaded(self) -> None:
         """Keep the zeros of another pruned network that was loaded; cut again what has next to none, and say so."""
         given = [i for i, p in enumerate(self._weights) if bool(local(p.detach())[self._zeros[i]].any())]
+        dense = []
         for i in given:
             zeros = local(self._weights[i].detach()) == 0
-            if int(zeros.sum()) > _MANY_ZEROS * zeros.numel():
+            if int(zeros.sum()) > MANY_ZEROS * zeros.numel():
                 self._zeros[i] = zeros
-                given = [other for other in given if other != i]
-        if given and not self._warned:
+            else:
+                dense.append(i)
+        if dense and not self._warned:
             self._warned = True
             warnings.warn(
-                f"Weights of {listed([self.names[i] for i in given])} that pb.freeze keeps at zero were given values, "
+                f"Weights of {listed([self.names[i] for i in dense])} that pb.freeze keeps at zero were given values, "
                 "as load_state_dict does, and are cut to zero again. Call remove() of what pb.freeze returned before "
                 "you load others, and pb.freeze after that.",
                 stacklevel=4,
@@ -178,7 +177,7 @@ def freeze(
         partly = {n: p for n, p in chosen.items() if bool((p == 0).any()) and bool((p != 0).any())}
     if not partly:
         raise InvalidValue("The model has no zeros to keep. Prune it first, with pb.Pruner or pb.prune_.")
-    held = _held_by(optimizers)
+    held = held_by(optimizers)
     missing = [name for name, p in partly.items() if p.requires_grad and id(p) not in held]
     if missing:
         check_ownership(model, optimizers)
@@ -191,10 +190,6 @@ def freeze(
     frozen_here.setdefault(model, []).append(frozen)
     watch_all_optimizers()
     return frozen
-
-
-def _held_by(optimizers: Iterable[Optimizer]) -> set[int]:
-    return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
 
 
 def _pruned_or_kept(optimizer: Optimizer) -> set[int]:

@@ -118,7 +118,8 @@ class Attachment:
             return
         counts = part == self._step.leader and self._step.held[part]  # not what follows a super().step()
         self._step.after(part)
-        self._step.note_as_left()
+        if self._step.controller.rule.keeps_masks:  # thresholds take any edit over as it is
+            self._step.note_as_left()
         if counts:
             self._count(self.announced)
         if len(self._step.held) > 1:
@@ -148,17 +149,11 @@ class Attachment:
         self._step.groups.set_multiples()
         if self._landed:
             self._landed = False
-            self._prune_again()
+            self._step.prune_all()
             return
         edited = self._step.edited()
         if fresh and edited and self._step.shards.group is None:
             self._restart(edited)
-
-    def _prune_again(self) -> None:
-        """Let the model have the weights in training, whatever it has now."""
-        with torch.no_grad():
-            for part in range(len(self._step.held)):
-                self._step.prune(part)
 
     def _makes_room(self, optimizer: Optimizer) -> bool:
         """Whether a step trains nothing: every rate and every gradient is zero.
@@ -186,7 +181,7 @@ class Attachment:
         """
         self._landed = landed  # also where the model's own weights are loaded after this
         if landed:
-            self._prune_again()
+            self._step.prune_all()
         self._resumption.state_loaded()
         self._begins, self._fresh = True, False
         self._step.note_as_left()

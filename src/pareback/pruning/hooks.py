@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -139,9 +139,14 @@ def _move(hooks: Any, key: int, last: bool) -> None:
         hooks.move_to_end(key, last=last)
 
 
+def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
+    """Return the ids of the parameters that optimizers move."""
+    return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+
+
 def check_ownership(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Refuse optimizers that hold nothing of the model."""
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    held = held_by(optimizers)
     if not any(id(p) in held for p in model.parameters()):
         which, it = ("This optimizer belongs", "it") if len(optimizers) == 1 else ("These optimizers belong", "them")
         raise InvalidValue(

@@ -183,8 +183,7 @@ class Pruner:
                 value.copy_(getattr(fresh, name))
             controller.extremes = self.goal.extremes_of(self._resolved, fresh.r)
             self._spread_before = fresh.spread.clone()
-            for part in range(len(step.held)):
-                step.prune(part)
+            step.prune_all()
 
     def _mounted(self, thresholds: Tensor) -> Mount:
         return BesideOptimizer(self.parameters, self._exponent, self._straight_through)

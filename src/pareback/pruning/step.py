@@ -130,7 +130,6 @@ class Step:
         if not members or self.held[part]:  # a step within a step (super().step), or the last one raised
             return
         self.follow_device()
-        edited = not {*self.edited()}.isdisjoint(members)
         grads = self._grads(members)
         sweep = self.mount.sweep(part, members, self.controller.state.threshold)
         self._skipped = getattr(optimizer, "found_inf", None)
@@ -151,6 +150,7 @@ class Step:
         if isinstance(rule, MaskRule):
             skipped = self._skipped is not None and bool(self._skipped)
             done = self.controller.state.step
+            edited = not {*self.edited()}.isdisjoint(members)
             rule.before_step(members, sweep.latents, grads, part == self.leader, done, skipped, edited)
         self.mount.show_latents(part)
         self.held[part] = True
@@ -317,6 +317,12 @@ class Step:
             kept = self.controller.state.nonzero.tolist()
             if any(kept[i] < self.ranges[i].least for i in members):
                 self._rescue(part)
+
+    def prune_all(self) -> None:
+        """Let the model have the latent weights, pruned, whatever it has now."""
+        with torch.no_grad():
+            for part in range(len(self.held)):
+                self.prune(part)
 
     def _prune_at(self, part: int, thresholds: Tensor, edges: Tensor) -> None:
         record = PassRecord(self.controller.state.threshold, *self.counts_here())

@@ -15,12 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..messages import listed
 from ..sharding import is_sharded
+from .hooks import held_by
 from .options import active, frozen_here
 
 #: Optimizers whose steps differ by more than this are not stepped in rounds.
 _APART = 10
 #: Of the weights, a share of zeros that no training leaves by itself.
-_MANY_ZEROS = 0.05
+MANY_ZEROS = 0.05
 #: How often a tensor's spread may be what it was. Trainings of 15,600 steps from scratch end at up to 13 times.
 _BLOWN_UP = 50.0
 
@@ -39,7 +40,7 @@ class Watch:
         # FSDP2 puts other tensors into the modules for the time of a pass.
         self._looks = not any(is_sharded(p) for p in parameters)
         self._find_places()
-        self._in_optimizers = _ids(optimizers)
+        self._in_optimizers = held_by(optimizers)
         self._warned: set[str] = set()
         self._steps = [0] * len(optimizers)
         self._strangers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -55,7 +56,7 @@ class Watch:
         """Look again after a copy was made, whose objects are others, or where optimizers have changed."""
         self._find_places()
         self._steps = [0] * len(optimizers)
-        self._in_optimizers = _ids(optimizers)
+        self._in_optimizers = held_by(optimizers)
 
     def _find_places(self) -> None:
         """Note where each parameter is, and every module on the way to it: looking there again takes no time."""
@@ -96,7 +97,7 @@ class Watch:
     def warn_of_added(self, optimizers: Sequence[Optimizer], selected: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Warn of tensors that came to an optimizer after pruning began and would have been pruned."""
         ours = {id(p) for pruner in active for p in pruner.parameters}
-        now = _ids(optimizers)
+        now = held_by(optimizers)
         added = now - self._in_optimizers
         self._in_optimizers = now
         new = [name for name, p in selected if id(p) in added and id(p) not in ours]
@@ -129,7 +130,7 @@ class Watch:
             return True
         ours = {id(p) for p in self._parameters}
         wraps = any(isinstance(value, Optimizer) for value in vars(optimizer).values())
-        stranger = wraps or not ours & _ids([optimizer])
+        stranger = wraps or not ours & held_by([optimizer])
         if stranger:
             self._strangers[optimizer] = number
         return stranger
@@ -145,7 +146,7 @@ class Resumption:
 
     def __init__(self, optimizers: Sequence[Optimizer], zeros: int, weights: int) -> None:
         used = any(len(one.state) for one in optimizers)
-        self._suspected = used and zeros > _MANY_ZEROS * weights
+        self._suspected = used and zeros > MANY_ZEROS * weights
         self._zeros, self._weights = zeros, weights
         self._optimizer_loaded = False
         self.watch(optimizers)
@@ -171,7 +172,7 @@ class Resumption:
 
     def check(self, nonzeros: int, expected: int) -> None:
         """Warn where weights hold zeros that this pruner has not made."""
-        if self._optimizer_loaded and nonzeros < (1.0 - _MANY_ZEROS) * expected:
+        if self._optimizer_loaded and nonzeros < (1.0 - MANY_ZEROS) * expected:
             self._suspected, self._zeros = True, self._weights - nonzeros
         if self._suspected:
             warnings.warn(
@@ -214,10 +215,6 @@ def gone_sentence(names: Sequence[str]) -> str:
         f"tensor there, which neither optimizer nor pruner knows. Load with assign=False, or build the optimizer and "
         f"the pruner after {them}."
     )
-
-
-def _ids(optimizers: Sequence[Optimizer]) -> set[int]:
-    return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
 
 
 _everywhere: list[Any] = []

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ... import files
 from ...artifact.intact import hashes
 from ...errors import InvalidUse, InvalidValue, UserError
+from ...pruning.watch import MANY_ZEROS
 from ...runs import checkpoints
 from ...runs.folder import RunFolder, check_ramp, check_rates, resume_command, started
 from ...runs.origins import changed, origins, warn_of_other_pixels, warn_of_seen_images, weights_at
@@ -36,8 +37,6 @@ from .step import Sums, Tally, warn_of_a_layout
 
 log = logging.getLogger(__name__)
 
-#: Of the weights that a training starts from, a share of zeros that no training leaves by itself.
-_MANY_ZEROS = 0.05
 #: Seconds between two looks at the running epoch.
 _LOOK = 0.25
 
@@ -385,19 +384,20 @@ class Training:
 
 def _opened(recipe: Recipe, here: Team) -> Source:
     """Open the images: the first process before the others, who find noted which of them can be read."""
+    expects = expected(recipe.model)
     if here.world == 1 or recipe.data.kind != "folder":
-        return open_source(recipe.data, here.device, expected(recipe.model))
+        return open_source(recipe.data, here.device, expects)
     source: Source | None = None
     problem: Exception | None = None
     if here.leads:
         try:
-            source = open_source(recipe.data, here.device, expected(recipe.model))
+            source = open_source(recipe.data, here.device, expects)
         except UserError as error:
             problem = error
     problem = here.share(problem)
     if problem is not None:
         raise problem
-    return open_source(recipe.data, here.device, expected(recipe.model)) if source is None else source
+    return open_source(recipe.data, here.device, expects) if source is None else source
 
 
 def _warn_of_zeros(recipe: Recipe, model: nn.Module) -> None:
@@ -407,7 +407,7 @@ def _warn_of_zeros(recipe: Recipe, model: nn.Module) -> None:
     tensors = [p.detach() for p in model.parameters() if p.ndim >= 2]
     size = sum(tensor.numel() for tensor in tensors)
     zeros = size - sum(int(tensor.count_nonzero()) for tensor in tensors)
-    if zeros > _MANY_ZEROS * size:
+    if zeros > MANY_ZEROS * size:
         log.warning(
             "%.1f %% of the weights of %s are zero, and goal.kind=dense fills them. To keep as many, write "
             "goal.kind=budget, goal.sparsity and goal.ramp=0.",
