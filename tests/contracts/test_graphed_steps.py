@@ -107,6 +107,7 @@ def test_a_user_may_capture_the_step_later() -> None:
         optimizer.step()
     x, y = (tensor.clone() for tensor in data[0])
     aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         backward(model, (x, y))
     torch.cuda.current_stream().wait_stream(aside)
