@@ -17,8 +17,8 @@ BASE = "curve"
 METHODS = ("exact", "feather", "gmp", "rigl", "acdc", "st3", "oneshot")
 LABELS = {"exact": "exact budget", **NAMES}
 PERCENTS = (98, 99, 95)
-#: Where three seeds are compared, and of how many methods.
-SEEDED, BEST, SEEDS = (98, 99), 3, (0, 1, 2)
+#: Of how many methods three seeds are compared.
+BEST, SEEDS = 3, (0, 1, 2)
 #: How many go on to 120 epochs.
 LONG = 2
 _VIT_METHODS = ("exact", "feather", "gmp", "rigl")
@@ -69,18 +69,6 @@ PEERS = Experiment(
 )
 
 
-PEERS_LATE = Experiment(
-    "peers-late",
-    "With a longer ramp",
-    "The methods that were best at 98 %, with the target growing over three quarters of the training instead of half. "
-    "Here `exact ahead` is the exact budget's with the same ramp. Its rows from when thresholds followed the spread of "
-    "their tensor (75.23 ± 0.09, three seeds) lie [apart](earlier/peers/peers.md).",
-    tuple(_pruned("late-", method, 98, {"goal.ramp": 0.75}) for method in ("exact", "feather", "st3")),
-    plots=False,
-    epochs=40,
-)
-
-
 def _long(method: str) -> PaperRow:
     """A row of 120 epochs; the exact budget's is trained already, for ``reproduce one-cycle``."""
     row = _pruned("long-", method, 98, _LONG)
@@ -93,8 +81,7 @@ def _long(method: str) -> PaperRow:
 PEERS_LONG = Experiment(
     "peers-long",
     "120 epochs in one cycle",
-    f"The best {LONG} of the table above at 98 %, and the dense network, three times as long. The exact budget's row "
-    "is from when thresholds still followed the spread of their tensor.",
+    f"The best {LONG} of the table above at 98 %, and the dense network, three times as long.",
     (ONE_CYCLE.rows[0], *map(_long, METHODS)),
     plots=False,
     epochs=120,
@@ -114,7 +101,6 @@ PEERS_VIT = Experiment(
 _LATE: Mapping[str, Any] = {"goal.ramp": 0.75}
 _HALF: Mapping[str, Any] = {"goal.straight_through": 0.5}
 _MUTUAL: Mapping[str, Any] = {"goal.ramp": 0.5, "train.mutual": True}
-_QUICK: Mapping[str, Any] = {"goal.threshold_lr": 0.1}
 _SELF: Mapping[str, Any] = {"teacher.run": SELF, "teacher.weight": 0.5}
 
 
@@ -130,50 +116,36 @@ def _tried_vit(name: str, label: str, percent: int, changes: Mapping[str, Any]) 
 PEERS_ABLATION = Experiment(
     "peers-ablation",
     "What could become the default, on a tenth of the training images that was held out",
-    "The exact budget at 98 and 99 % (ViT-Tiny: 95 and 98 %) with the target growing over half or three quarters of "
-    "the training, with half the gradient for pruned weights, as Feather has it above 95 %, and with HAM's "
-    "multiplicative step after each of SGD's (α = 20), which the dense network is given as well. Feather-Global has "
-    "the longer ramp, too: what is tuned is tuned for all alike. Mutual: as in DCIL, each batch also goes "
-    "through the network with its dense weights and batch norms of their own; the two passes learn from each other's "
-    "answers, and pruned weights take the dense pass's gradient. Taught by itself: the average of the network's "
-    "weights so far answers as well (`teacher.run=self`), and counts for half of the loss at the end. `exact ahead` is "
-    "here by how much the present default is ahead: ramp 0.5, the whole gradient, one pass, no teacher, and plain SGD "
-    "for the dense network. `to dense` compares with a dense network trained in the same way. More rows, from when "
-    "thresholds followed the spread of their tensor, lie [apart](earlier/peers/peers.md).",
+    "The exact budget at 98 and 99 % (ViT-Tiny: 95 %) with the target growing over half or three quarters of the "
+    "training, with half the gradient for pruned weights, as Feather has it above 95 %, and with HAM's multiplicative "
+    "step after each of SGD's (α = 20), which the dense network is given as well. Mutual: as in DCIL, each batch also "
+    "goes through the network with its dense weights and batch norms of their own; the two passes learn from each "
+    "other's answers, and pruned weights take the dense pass's gradient. Taught by itself: the average of the "
+    "network's weights so far answers as well (`teacher.run=self`), and counts for half of the loss at the end. `exact "
+    "ahead` is here by how much the present default is ahead: ramp 0.5, the whole gradient, one pass, no teacher, and "
+    "plain SGD for the dense network. `to dense` compares with a dense network trained in the same way. More rows, "
+    "from when thresholds followed the spread of their tensor, lie [apart](earlier/peers/peers.md).",
     (
         _tried("ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
         _tried("ramp-0.75", "ramp 0.75", 98, _LATE),
-        _tried("half-0.75", "ramp 0.75, half the gradient", 98, _LATE, _HALF),
-        _tried("99-ramp-0.5", "ramp 0.5", 99, {"goal.ramp": 0.5}),
-        _tried("99-ramp-0.75", "ramp 0.75", 99, _LATE),
-        _tried("99-half-0.5", "ramp 0.5, half the gradient", 99, {"goal.ramp": 0.5}, _HALF),
-        _tried("99-half-0.75", "ramp 0.75, half the gradient", 99, _LATE, _HALF),
-        _row("val-feather", "Feather-Global, 98 %", _goal("feather", 98), _VAL),
-        _row("val-feather-0.75", "Feather-Global, 98 %, ramp 0.75", _goal("feather", 98), _LATE, _VAL),
-        _row("val-99-feather", "Feather-Global, 99 %", _goal("feather", 99), _VAL),
-        _row("val-99-feather-0.75", "Feather-Global, 99 %, ramp 0.75", _goal("feather", 99), _LATE, _VAL),
-        _tried("thresholds", "ramp 0.75, thresholds ten times as fast", 98, _LATE, _QUICK),
-        _tried("99-thresholds", "ramp 0.75, half the gradient, thresholds ten times as fast", 99, _LATE, _HALF, _QUICK),
         _tried("ham", "ramp 0.5, HAM", 98, {"goal.ramp": 0.5}, _HAM),
         _tried("mutual", "ramp 0.5, mutual", 98, _MUTUAL),
-        _tried("99-mutual", "ramp 0.5, mutual", 99, _MUTUAL),
         _tried("self", "ramp 0.5, taught by itself", 98, {"goal.ramp": 0.5}, _SELF),
+        _tried("99-ramp-0.5", "ramp 0.5", 99, {"goal.ramp": 0.5}),
+        _tried("99-half-0.75", "ramp 0.75, half the gradient", 99, _LATE, _HALF),
         _tried("99-self", "ramp 0.5, taught by itself", 99, {"goal.ramp": 0.5}, _SELF),
-        _dense("val-self-", "dense, taught by itself", _VAL, _SELF),
-        _dense("val-ham-", "dense, HAM", _VAL, _HAM),
+        _row("val-99-feather", "Feather-Global, 99 %", _goal("feather", 99), _VAL),
         _dense("val-", "dense WRN-16-8", _VAL),
+        _dense("val-ham-", "dense, HAM", _VAL, _HAM),
+        _dense("val-self-", "dense, taught by itself", _VAL, _SELF),
         _tried_vit("ramp-0.5", "ramp 0.5", 95, {"goal.ramp": 0.5}),
         _tried_vit("ramp-0.75", "ramp 0.75", 95, _LATE),
-        _tried_vit("half", "half the gradient", 95, _HALF),
-        _tried_vit("mutual", "ramp 0.5, mutual", 95, _MUTUAL),
         _tried_vit("self", "ramp 0.5, taught by itself", 95, {"goal.ramp": 0.5, **_SELF}),
-        _tried_vit("98-ramp-0.5", "ramp 0.5", 98, {"goal.ramp": 0.5}),
-        _tried_vit("98-ramp-0.75", "ramp 0.75", 98, _LATE),
     ),
     plots=False,
     epochs=40,
 )
-SECTIONS = (PEERS, PEERS_LATE, PEERS_LONG, PEERS_VIT, PEERS_ABLATION)
+SECTIONS = (PEERS, PEERS_LONG, PEERS_VIT, PEERS_ABLATION)
 
 #: A row and one of its seeds.
 Wanted = tuple[PaperRow, int]
@@ -195,11 +167,10 @@ def stages(records: Kept) -> list[tuple[str, list[Wanted]]]:
 
     ``records`` are those of the first table's rows.
     """
-    seeded = [_of(percent, method) for percent in SEEDED for method in best_of(records, percent)[:BEST]]
+    seeded = [_of(percent, method) for percent in PERCENTS for method in best_of(records, percent)[:BEST]]
     return [
         ("grid", [(row, 0) for row in PEERS.rows]),
         ("seeds", [(row, seed) for seed in SEEDS[1:] for row in (PEERS.rows[0], *seeded) if seeded]),
-        ("longer ramp", [(row, seed) for seed in SEEDS for row in PEERS_LATE.rows]),
         ("120 epochs", [(row, 0) for row in long_rows(records) if best_of(records, 98)]),
         ("ViT", [(row, 0) for row in PEERS_VIT.rows]),
         ("ablation", [(row, seed) for seed in SEEDS for row in PEERS_ABLATION.rows]),

@@ -17,7 +17,6 @@ from .peers import (
     METHODS,
     PEERS,
     PEERS_ABLATION,
-    PEERS_LATE,
     PEERS_LONG,
     PEERS_VIT,
     SECTIONS,
@@ -109,8 +108,7 @@ def _dense_of(section: Experiment, row: PaperRow) -> PaperRow | None:
     """Return the dense row of the same network, trained in the same way."""
     alike = ("model.name", "optimizer.kind", "teacher.run")
     wanted = [row.changes.get(key) for key in alike]
-    home = PEERS if section is PEERS_LATE else section
-    dense = [one for one in home.rows if "goal.kind" not in one.changes]
+    dense = [one for one in section.rows if "goal.kind" not in one.changes]
     return next((one for one in dense if [one.changes.get(key) for key in alike] == wanted), None)
 
 
@@ -119,7 +117,7 @@ def _reference_of(section: Experiment, row: PaperRow) -> str:
     alike = ("model.name", "goal.sparsity")
     asked = [row.changes.get(key) for key in alike]
     ours = [one for one in section.rows if [one.changes.get(key) for key in alike] == asked and _is_ours(one)]
-    twins = [one for one in ours if section is PEERS_LATE or one.changes.get("goal.ramp", 0.5) == 0.5]
+    twins = [one for one in ours if one.changes.get("goal.ramp", 0.5) == 0.5]
     return twins[0].name if twins and twins[0] is not row else ""
 
 
