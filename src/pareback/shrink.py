@@ -82,6 +82,21 @@ def _cubic(magnitude: Tensor, threshold: Tensor) -> Tensor:
     return torch.where((a > _FAR) | (exponent == 0), magnitude, left)
 
 
+def unshrink(pruned: Tensor, threshold: Tensor | float, exponent: float) -> Tensor:
+    """Return what :func:`shrink` turns into ``pruned``; zeros, which stand for many latent weights, stay zeros.
+
+    >>> unshrink(torch.tensor([2.6684, 0.0]), 2.0, 3.0)
+    tensor([3.0000, 0.0000])
+    """
+    wide = pruned.to(compute_dtype(pruned.dtype))
+    threshold = torch.as_tensor(threshold, dtype=wide.dtype, device=wide.device)
+    if exponent == math.inf:
+        return pruned
+    low, high = torch.minimum(wide.abs(), threshold), torch.maximum(wide.abs(), threshold)
+    latent = high * (1.0 + (low / high) ** exponent) ** (1.0 / exponent)
+    return torch.where(pruned == 0, pruned, torch.copysign(latent, wide).to(pruned.dtype))
+
+
 def hard(weight: Tensor, threshold: Tensor | float) -> Tensor:
     """Zero every weight smaller in magnitude than ``threshold``; Eq. 1 of the paper.
 

@@ -109,6 +109,106 @@ def test_an_edit_since_the_last_step_is_seen_by_whoever_asks(ask):
         assert nonzeros(average) == nonzeros(model)
 
 
+def scaled(weight):
+    with torch.no_grad():
+        weight.mul_(0.99)
+
+
+def scaled_by_foreach(weight):
+    with torch.no_grad():
+        torch._foreach_mul_([weight], 0.99)
+
+
+def scaled_as_data(weight):
+    weight.data.mul_(0.99)
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+@pytest.mark.parametrize("decay", [scaled, scaled_by_foreach, scaled_as_data])
+@pytest.mark.filterwarnings("ignore:Pruned weights are changed between steps through .data")
+def test_decay_by_hand_takes_what_it_says(decay, shrink):
+    """A loop that scales weights by 0.99 before each of 10 steps: survivors lose 9.6 %, and are not shrunk again."""
+    model, optimizer, _ = pruned(shrink, lr=1e-12)
+    train(model, optimizer, batches(1))
+    before = copied(model)["0.weight"]
+    for _ in range(10):
+        decay(model[0].weight)
+        still_step(model, optimizer)
+    after = copied(model)["0.weight"]
+    large = before.abs() > 0.8 * before.abs().max()
+    torch.testing.assert_close(after[large], before[large] * 0.99**10, rtol=1e-3, atol=0)
+
+
+def test_a_clip_by_hand_leaves_survivors_at_the_bound():
+    """As in a Wasserstein GAN: what is clipped stays at the bound, and everything else where it was."""
+    model, optimizer, _ = pruned("power", lr=1e-12)
+    train(model, optimizer, batches(1))
+    weight, before = model[0].weight, copied(model)["0.weight"]
+    bound = 0.9 * float(before.abs().max())
+    for _ in range(50):
+        with torch.no_grad():
+            weight.clamp_(-bound, bound)
+        still_step(model, optimizer)
+    torch.testing.assert_close(weight.detach(), before.clamp(-bound, bound), rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_there_and_back_again_changes_nothing():
+    """As in sharpness-aware training by hand: survivors come back but for rounding, a hundred times over."""
+    model, optimizer, _ = pruned("power", lr=1e-12)
+    train(model, optimizer, batches(1))
+    weight, before = model[0].weight, copied(model)["0.weight"]
+    for seed in range(100):
+        away = 0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            weight.add_(away)
+            weight.sub_(away)
+        still_step(model, optimizer)
+    torch.testing.assert_close(weight.detach(), before, rtol=1e-3, atol=1e-4)
+
+
+def test_edits_without_a_trace_are_mentioned_once_they_recur():
+    """``.data`` changes no version counter. One such edit is adopted; a loop of them is found and named."""
+    model, optimizer, _ = pruned("power", lr=1e-12)
+
+    def decayed(steps):
+        for _ in range(steps):
+            scaled_as_data(model[0].weight)
+            still_step(model, optimizer)
+
+    for _ in range(3):
+        still_step(model, optimizer)
+    decayed(1)
+    for _ in range(4):
+        still_step(model, optimizer)
+    with pytest.warns(UserWarning, match="through .data, which leaves no trace") as told:
+        decayed(40)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("sparsity", [0.02, 0.5, 0.95])
+def test_dense_weights_are_adopted_at_any_sparsity(sparsity):
+    """Other weights, which fill the zeros, become the latent ones bit for bit, however few zeros there are."""
+    model, optimizer, pruner = pruned("power", sparsity=sparsity)
+    train(model, optimizer, batches(5))
+    other = copied(network(seed=7))
+    model.load_state_dict(other)
+    still_step(model, optimizer)
+    assert_same(latents(pruner, model), other)
+
+
+def test_an_earlier_checkpoint_is_not_shrunk_again():
+    """Weights saved a few steps ago, loaded without the pruner's state: the model has them as they were saved."""
+    model, optimizer, _ = pruned("power", lr=0.001)
+    train(model, optimizer, batches(5))
+    saved = copied(model)
+    train(model, optimizer, batches(3, seed=2))
+    model.load_state_dict(saved)
+    still_step(model, optimizer)
+    for name in PRUNED:
+        kept = saved[name].abs() > 0.3 * saved[name].abs().max()
+        torch.testing.assert_close(model.get_parameter(name).detach()[kept], saved[name][kept], rtol=1e-3, atol=0)
+
+
 def test_zeroed_rows_stay_zero_where_they_survived():
     """Zeroing rows by hand removes the survivors in them; what had been pruned there keeps its latent weight."""
     model, optimizer, pruner = pruned("hard")

@@ -44,7 +44,7 @@ class Attachment:
         self._landed = False  # whether the weights that were loaded are those of landed()
         self._begins, self._fresh = True, True  # until the next step; and whether no state was loaded
         self.announced, self._taken = total_steps, 0  #: the steps of the training, if it is to end
-        step.note_as_left()
+        step.edits.note_all()
         optimizers = step.groups.optimizers
         self._watch = Watch(resolved.model, step.names, step.parameters, optimizers)
         self._resumption = Resumption(optimizers, zeros, sum(resolved.sizes))
@@ -118,8 +118,7 @@ class Attachment:
             return
         counts = part == self._step.leader and self._step.held[part]  # not what follows a super().step()
         self._step.after(part)
-        if self._step.controller.rule.keeps_masks:  # thresholds take any edit over as it is
-            self._step.note_as_left()
+        self._step.edits.note(part)
         if counts:
             self._count(self.announced)
         if len(self._step.held) > 1:
@@ -151,7 +150,7 @@ class Attachment:
             self._landed = False
             self._step.prune_all()
             return
-        edited = self._step.edited()
+        edited = self._step.edits.all()
         if fresh and edited and self._step.shards.group is None:
             self._restart(edited)
 
@@ -184,7 +183,7 @@ class Attachment:
             self._step.prune_all()
         self._resumption.state_loaded()
         self._begins, self._fresh = True, False
-        self._step.note_as_left()
+        self._step.edits.note_all()
 
     def warn_of_gone(self) -> None:
         """Warn where the model has other tensors than those that are pruned."""

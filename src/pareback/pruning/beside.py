@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 
 from ..kernels import Sweep, shrunk
 from ..sharding import is_sharded, local, point
-from ..shrink import shrink
+from ..shrink import shrink, unshrink
+
+#: Of edited weights, or of all zeros, so many may have been zeros where nothing but survivors was meant.
+_FILLED = 0.1
 
 
 @dataclass
@@ -156,6 +160,28 @@ class BesideOptimizer:
         written = shrunk(sweep.latents, thresholds[torch.tensor(members, device=thresholds.device)], self._exponent)
         for weight, latent, old in zip(sweep.weights, sweep.latents, written, strict=True):
             latent.copy_(torch.where(weight == old, latent, latent + (weight - old)))
+
+    def keep_values(self, members: Sequence[int], thresholds: Tensor) -> Tensor | None:
+        """Where nothing but survivors was edited, let them shrink to the very values that they were given.
+
+        So decay, clip and scale loops of one's own. Latent weights that merely took those values would be shrunk in
+        every step again. Where zeros were filled as well these are other weights, and are left to be adopted.
+
+        Returns whether there were any, as a tensor, or None under the hard shrink, which leaves survivors alone.
+        """
+        if self._exponent == math.inf:
+            return None
+        found = []
+        for i in members:
+            weight, latent, threshold = self.edit(i), self._latents[i], thresholds[i]
+            written = shrink(latent, threshold, self._exponent)
+            zero, edited = written == 0, weight != written
+            filled, most = (edited & zero).sum(), torch.minimum(edited.sum(), zero.sum())
+            kept = edited & ~zero & (weight != 0) & (filled <= _FILLED * most) & zero.any()
+            latent.copy_(torch.where(kept, unshrink(weight, threshold, self._exponent), latent))
+            weight.copy_(torch.where(kept, shrink(latent, threshold, self._exponent), weight))
+            found.append(kept.any())
+        return torch.stack(found).any()
 
     def pruned_at(self, members: Sequence[int], thresholds: Tensor) -> None:
         """Nothing to do: the parameters have been written."""

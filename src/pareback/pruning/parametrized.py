@@ -102,6 +102,9 @@ class InForward:
     def adopt(self, members: Sequence[int]) -> None:
         """Nothing to do: what was written to the parameters are latent weights."""
 
+    def keep_values(self, members: Sequence[int], thresholds: Tensor) -> None:
+        """Nothing to do: latent weights are what is edited."""
+
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep:
         """Return one optimizer's tensors, ready for the passes of a step; they are looked up anew where they moved."""
         where, known = self._where(members), self._sweeps.get(part)

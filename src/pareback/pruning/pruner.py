@@ -336,7 +336,7 @@ class Pruner:
         self._refuse_within("latents()")
         self._settle()
         step = self._step
-        with torch.no_grad(), step.writing():
+        with torch.no_grad(), step.edits.writing():
             step.adopt_edits()
             for part, members in enumerate(step.groups.parts):
                 if members:
@@ -380,7 +380,7 @@ class Pruner:
             return
         self._settle()
         shown = [local(p.detach()).clone() for p in self.parameters]
-        with torch.no_grad(), self._step.writing():
+        with torch.no_grad(), self._step.edits.writing():
             self._step.adopt_edits()
             for i, value in self._lander.final():
                 self._step.mount.land(i, value)
@@ -389,7 +389,7 @@ class Pruner:
             yield
         finally:
             self._attachment.looking = ""
-            with self._step.writing():
+            with self._step.edits.writing():
                 for parameter, value in zip(self.parameters, shown, strict=True):
                     local(parameter.detach()).copy_(value)
 

@@ -10,8 +10,7 @@ exist in Python, they are the controller's tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -26,6 +25,7 @@ from ..thresholds.controller import BAND, Controller, Cut
 from ..thresholds.masks import MaskRule
 from ..thresholds.native import NativeStep
 from ..thresholds.search import counter, keep_at_most
+from .edits import Edits
 from .groups import Groups
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Mount(Protocol):
 
     def latents(self) -> list[Tensor]: ...
     def adopt(self, members: Sequence[int]) -> None: ...
+    def keep_values(self, members: Sequence[int], thresholds: Tensor) -> Tensor | None: ...
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep: ...
     def forget(self) -> None: ...
     def show_latents(self, part: int) -> None: ...
@@ -69,13 +70,13 @@ class Step:
         self.controller, self.mount, self.shards, self.exponent = controller, mount, shards, exponent
         # The counts of this process's shards; those of the state are of whole tensors, as of the last exchange.
         self.mine = [x.clone() for x in (controller.state.nonzero, controller.state.band)]
+        self.edits = Edits(parameters, groups.parts)
         self.divide(groups)
 
     def divide(self, groups: Groups) -> None:
         """Take over how tensors are divided among optimizers, at the beginning or where that changed."""
         self.groups = groups
-        self._left: dict[int, list[int]] = {}  # per optimizer: the versions of its parameters as they were left
-        self._edited: set[int] = set()  # what was written to before that
+        self.edits.divide(groups.parts)
         self.mount.forget()
         self.held = [False] * len(groups.parts)  # per optimizer: whether its parameters hold latent weights
         # Thresholds move once per round of the optimizers: with the last one that has tensors of ours.
@@ -88,39 +89,7 @@ class Step:
         self._replayed = False  # whether this step's measurements were made by a graph
 
     def __getstate__(self) -> dict[str, Any]:
-        anew: dict[str, Any] = {"_native": None, "_graphed": None, "_left": {}, "_edited": set()}
-        return {**vars(self), **anew}  # a copy has memory of its own
-
-    # -- edits by others ---------------------------------------------------------------------------------------------
-
-    def note_as_left(self) -> None:
-        """Remember the weights as they are: what others do to them from now on is an edit."""
-        self._edited.clear()
-        self._note_versions()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Write to the weights for other reasons than a step. Edits of before stay to be looked at."""
-        self._edited.update(self.edited())
-        try:
-            yield
-        finally:
-            self._note_versions()
-
-    def edited(self) -> list[int]:
-        """Return the numbers of tensors that others have written to in place; assignments to .data leave no trace."""
-        found = set(self._edited)
-        for part, members in enumerate(self.groups.parts):
-            pairs = zip(members, self._left.get(part, ()), self._versions(members), strict=False)
-            found.update(i for i, before, now in pairs if before != now)
-        return sorted(found)
-
-    def _note_versions(self) -> None:
-        for part, members in enumerate(self.groups.parts):
-            self._left[part] = self._versions(members)
-
-    def _versions(self, members: Sequence[int]) -> list[int]:
-        return [self.parameters[i]._version for i in members]
+        return {**vars(self), "_native": None, "_graphed": None}  # a copy has memory of its own
 
     # -- before the optimizer's step ---------------------------------------------------------------------------------
 
@@ -132,6 +101,8 @@ class Step:
         self.follow_device()
         grads = self._grads(members)
         sweep = self.mount.sweep(part, members, self.controller.state.threshold)
+        thresholds, may_look = self.controller.state.threshold, self.controller.may_look()
+        self.edits.keep_before_step(part, self.mount, thresholds, may_look)
         self._skipped = getattr(optimizer, "found_inf", None)
         # A fused optimizer divides by GradScaler's factor itself, so gradients arrive scaled.
         scaled_by = getattr(optimizer, "grad_scale", None)
@@ -150,7 +121,7 @@ class Step:
         if isinstance(rule, MaskRule):
             skipped = self._skipped is not None and bool(self._skipped)
             done = self.controller.state.step
-            edited = not {*self.edited()}.isdisjoint(members)
+            edited = bool(self.edits.of(part))
             rule.before_step(members, sweep.latents, grads, part == self.leader, done, skipped, edited)
         self.mount.show_latents(part)
         self.held[part] = True
@@ -257,6 +228,7 @@ class Step:
                 if other != part and others and not self.held[other]:
                     self.mount.carry(other, others, self.controller.state.threshold)
                     self.prune(other, cut)
+                    self.edits.note(other)
         self.prune(part, cut)
 
     def _after_native(self, part: int, in_place: bool) -> None:
@@ -380,7 +352,7 @@ class Step:
         self.follow_device()
         if not any(self.held):
             return
-        with torch.no_grad(), self.writing():
+        with torch.no_grad(), self.edits.writing():
             for part, held in enumerate(self.held):
                 if held:
                     self._cut_short(part)
@@ -399,6 +371,7 @@ class Step:
             if members:
                 thresholds = self.controller.state.threshold
                 sweep = self.mount.sweep(part, members, thresholds)
+                self.edits.keep(part, self.mount, thresholds)
                 sweep.measured([None] * len(members), self.groups.of_part(part, thresholds), 1.0)
 
     def follow_device(self) -> None:
