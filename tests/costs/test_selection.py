@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
-from pareback.costs.selection import check_finite, plain_names, select
+import pareback as pb
+from pareback.costs.selection import check_finite, check_zeros_stay, plain_names, select
 
 
 def names(model: nn.Module, **options: object) -> list[str]:
@@ -203,3 +207,58 @@ def test_a_tied_tensor_answers_to_all_its_names() -> None:
     model[1].weight = model[0].weight
     assert names(model, include="1.weight") == ["0.weight"]
     assert names(model, exclude="1.weight") == ["2.weight"]
+
+
+class Symmetric(nn.Module):
+    """Fills the lower half with the upper one: a zero below the diagonal does not stay."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+class Banded(nn.Module):
+    """Keeps three diagonals."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu(-1).tril(1)
+
+
+def symmetric(layer: nn.Module) -> nn.Module:
+    return parametrize.register_parametrization(layer, "weight", Symmetric())
+
+
+def banded(layer: nn.Module) -> nn.Module:
+    return parametrize.register_parametrization(layer, "weight", Banded())
+
+
+@pytest.mark.parametrize("wrapped", [parametrizations.orthogonal, symmetric])
+@pytest.mark.parametrize("act", ["prune_", "plan", "Pruner"])
+def test_a_parametrization_that_fills_zeros_is_refused(wrapped: Callable[..., nn.Module], act: str) -> None:
+    """The parameter would be sparse and the layer's weight dense; leaving it out works."""
+    model = nn.Sequential(wrapped(nn.Linear(40, 40)), nn.Linear(40, 40))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    goal, name = pb.Fixed(sparsity=0.5), "0.parametrizations.weight.original"
+    acts: dict[str, Callable[..., Any]] = {
+        "prune_": lambda **options: pb.prune_(model, goal, **options),
+        "plan": lambda **options: pb.plan(model, goal, **options),
+        "Pruner": lambda **options: pb.Pruner(model, optimizer, goal, **options),
+    }
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=rf"'{name}' is behind a parametrization .*exclude=\['{name}'\]"):
+        acts[act]()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    acts[act](exclude=name)  # and this is accepted
+
+
+@pytest.mark.parametrize("wrapped", [parametrizations.weight_norm, parametrizations.spectral_norm, banded])
+def test_a_parametrization_that_keeps_zeros_is_pruned_behind(wrapped: Callable[..., nn.Module]) -> None:
+    """Where the parameter is zero the layer's weight is; nothing that a trial has changed stays changed."""
+    channels_last = nn.Conv2d(32, 1200, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layer = wrapped(nn.Linear(40, 40) if wrapped is banded else channels_last)
+    before = copy.deepcopy(layer.state_dict())
+    chosen = select(layer)
+    check_zeros_stay(layer, chosen)
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+    assert len(chosen) == 1  # and not the 1,200 lengths that weight_norm has beside it
+    pb.prune_(layer, pb.Fixed(sparsity=0.5))
+    assert bool((layer.weight[chosen[0].parameter == 0] == 0).all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -326,3 +327,69 @@ def test_a_report_on_masks_predicts_nothing() -> None:
         report = pruner.finish()
     assert report.predicted_sparsity is None
     assert "Gaussian" not in str(report)
+
+
+# -- optimizers that do not step in rounds, and tensors that are not trained ------------------------------------------
+
+
+def rigls_changes(pace: Callable[[int], int], resumed_at: int = -1) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Masks of RigL's first tensor after each of forty rounds, whose optimizer takes ``pace(round)`` steps in each."""
+
+    def build() -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
+        model = network()
+        several = [torch.optim.SGD(part, lr=0.1) for part in (model[:2].parameters(), model[2:].parameters())]
+        return model, several, pb.Pruner(model, several, RigL(sparsity=0.8, every=4, end=1.0), total_steps=100)
+
+    model, several, pruner = build()
+    changed, found = [], [pruner.state_dict()["masks"]["0.weight"].clone()]
+    for step in range(40):
+        for turn in range(pace(step)):
+            take_steps(model, several[:1], 10 * step + turn, 10 * step + turn + 1)
+        if step == resumed_at:
+            states = [copy.deepcopy(thing.state_dict()) for thing in (model, *several, pruner)]
+            model, several, pruner = build()
+            for thing, state in zip((model, *several, pruner), states, strict=True):
+                thing.load_state_dict(state)
+        take_steps(model, several[1:], step, step + 1)
+        found.append(pruner.state_dict()["masks"]["0.weight"].clone())
+        if not torch.equal(found[-1], found[-2]):
+            changed.append(step)
+    return changed, model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:The optimizers have taken")
+@pytest.mark.parametrize(
+    ("pace", "wanted"),
+    [
+        (lambda step: 1, [4, 8, 12, 16, 20, 24, 28, 32, 36]),
+        (lambda step: step % 2, [5, 9, 13, 17, 21, 25, 29, 33, 37]),  # in odd rounds, where no masks are due
+        (lambda step: 3, [4, 8, 12, 16, 20, 24, 28, 32, 36]),
+        (lambda step: int(step > 29), [30, 32, 36]),
+    ],
+    ids=["once", "every other", "three times", "late"],
+)
+def test_rigl_follows_an_optimizer_at_its_own_pace(pace: Callable[[int], int], wanted: list[int]) -> None:
+    """Masks change once for every step at which they are due: at the optimizer's next, however often it steps."""
+    plain, end = rigls_changes(pace)
+    assert plain == wanted
+    for at in (12, 13):
+        again, resumed = rigls_changes(pace, resumed_at=at)
+        assert again == wanted
+        assert all(torch.equal(value, resumed[key]) for key, value in end.items())
+
+
+def test_rigl_leaves_tensors_alone_whose_rate_is_zero() -> None:
+    """What grows there would never move from zero, and the largest weights would be gone in a few turns."""
+    model = network()
+    rest = [*model[2].parameters(), *model[4].parameters()]
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    pruner = pb.Pruner(model, optimizer, RigL(sparsity=0.8, every=4), total_steps=STEPS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train(model, optimizer, 0, 40)
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[2].weight != 0, before["2.weight"] != 0)
+    optimizer.param_groups[0]["lr"] = 0.1
+    train(model, optimizer, 40, STEPS)
+    assert not torch.equal(model[0].weight != 0, before["0.weight"] != 0)
+    assert pruner.finish().pruned_nonzeros == 665

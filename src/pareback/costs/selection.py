@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ..errors import InvalidType, InvalidValue
 from ..messages import did_you_mean, listed
@@ -86,7 +87,8 @@ def select(
     wanted = _matches("include", include, aliases)
     unwanted = _matches("exclude", exclude, aliases) or set()
     if wanted is None:
-        wanted = {name for name, p in parameters.items() if _by_default(p, min_size)}
+        scales = _scales(model)
+        wanted = {name for name, p in parameters.items() if _by_default(p, min_size) and id(p) not in scales}
     else:
         for name in wanted - unwanted:
             _check_prunable(name, parameters[name])
@@ -160,3 +162,42 @@ def check_finite(selected: Iterable[Selected]) -> None:
             raise InvalidValue(
                 f"{s.name!r} contains NaN or infinity. Initialise or load finite weights before pruning them."
             )
+
+
+def check_zeros_stay(model: nn.Module, selected: Iterable[Selected]) -> None:
+    """Refuse tensors behind a parametrization of the user's that turns their zeros into other numbers.
+
+    The parameter would be sparse, and the weight that the layer computes with dense: so under an orthogonal
+    parametrization, or one that adds something. weight_norm, spectral_norm and masks keep zeros.
+    """
+    names = {id(s.parameter): s.name for s in selected}
+    for chain in _parametrizations(model):
+        for attribute, original in chain.named_parameters(recurse=False):
+            if id(original) in names and not hasattr(original, "full_tensor") and not _keeps_zeros(chain, attribute):
+                name, what = names[id(original)], ", ".join(type(one).__name__ for one in chain)
+                raise InvalidValue(
+                    f"{name!r} is behind a parametrization ({what}) that does not keep its zeros: the layer's weight "
+                    f"would stay dense. Leave it out with exclude=[{name!r}], or remove the parametrization first with "
+                    "torch.nn.utils.parametrize.remove_parametrizations."
+                )
+
+
+def _parametrizations(model: nn.Module) -> Iterator[ParametrizationList]:
+    return (module for module in model.modules() if isinstance(module, ParametrizationList))
+
+
+@torch.no_grad()
+def _keeps_zeros(chain: ParametrizationList, attribute: str) -> bool:
+    """Whether zeros in one of a parametrization's tensors are zeros of the weight, tried with every second one."""
+    state = {name: t.detach().clone() for name, t in [*chain.named_parameters(), *chain.named_buffers()]}
+    probe = state[attribute]
+    gone = torch.arange(probe.numel(), device=probe.device).view(probe.shape) % 2 == 0
+    weight = torch.func.functional_call(chain, {**state, attribute: probe.masked_fill(gone, 0.0)}, ())
+    return weight.shape == gone.shape and not bool(weight[gone].nan_to_num().count_nonzero())
+
+
+@torch.no_grad()
+def _scales(model: nn.Module) -> set[int]:
+    """Return the ids of what a parametrization has beside a weight, such as weight_norm's length of each row."""
+    chains = [chain for chain in _parametrizations(model) if not chain.is_tensor]
+    return {id(p) for chain in chains for p in chain.parameters(recurse=False) if p.shape != chain().shape}

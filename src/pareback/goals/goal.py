@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..costs.flops import FlopCount, count_flops
 from ..costs.limits import Limit, Range, ranges_of, unreachable
-from ..costs.selection import MIN_SIZE, Selected, check_finite, select
+from ..costs.selection import MIN_SIZE, Selected, check_finite, check_zeros_stay, select
 from ..errors import InvalidType, InvalidValue
 from ..kernels import measure
 from ..sharding import Shards, check_wrappers, is_sharded
@@ -170,6 +170,7 @@ class Goal(ABC):
             check_wrappers(model)
         selected = select(model, include, exclude, min_size)
         check_finite(selected)
+        check_zeros_stay(model, selected)
         flops = self._counted_flops(model, selected, example_inputs)
         costing = self.costs_something(model, selected, flops)
         selected = [one for one, costs in zip(selected, costing, strict=True) if costs]

@@ -90,7 +90,7 @@ class Edits:
         """Do so before a step, and find out now and then whether there are edits that leave no trace."""
         self._steps[part] += 1
         steps = self._steps[part]
-        if self._answer is not None:
+        if self._answer is not None and not torch.cuda.is_current_stream_capturing():  # asking would break a capture
             self._hear()
         due = self._suspected or (steps > 1 and steps & (steps - 1) == 0)
         if not due or self._unseen or self.of(part) or not (may_look or _may_ask(thresholds)):

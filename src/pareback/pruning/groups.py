@@ -122,6 +122,11 @@ class Groups:
             group.write(rates, name)
         return rates
 
+    def at_rest(self, part: int) -> set[int]:
+        """Return those of an optimizer's tensors whose learning rate is zero. Waits for rates that are on a device."""
+        groups = self.optimizers[part].param_groups
+        return {i for i in self.parts[part] if float(groups[self._found[i][1]]["lr"]) == 0.0}
+
     def of_part(self, part: int, values: Tensor) -> Tensor:
         """Return the entries of ``values`` that belong to one optimizer's tensors."""
         return values if len(self.parts[part]) == len(values) else values.index_select(0, self._index[part])

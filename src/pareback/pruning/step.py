@@ -9,6 +9,7 @@ exist in Python, they are the controller's tensors.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -122,7 +123,8 @@ class Step:
             skipped = self._skipped is not None and bool(self._skipped)
             done = self.controller.state.step
             edited = bool(self.edits.of(part))
-            rule.before_step(members, sweep.latents, grads, part == self.leader, done, skipped, edited)
+            ends, at_rest = part == self.leader, functools.partial(self.groups.at_rest, part)
+            rule.before_step(members, sweep.latents, grads, ends, done, skipped, edited, at_rest)
         self.mount.show_latents(part)
         self.held[part] = True
 

@@ -10,7 +10,7 @@ replay them; what it replays is counted on the device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,11 +25,11 @@ from .controller import Rule, View
 class MaskView:
     """What a method may look at when it chooses masks: before a step of the optimizer, with the dense gradients."""
 
-    step: int  #: steps taken so far; of several optimizers, rounds
+    step: int  #: steps taken so far; of several optimizers, rounds, up to the one in which masks were due
     total_steps: int | None
     names: Sequence[str]
     weights: Sequence[Tensor]  #: this process's; zero outside the mask
-    grads: Sequence[Tensor | None]
+    grads: Sequence[Tensor | None]  #: None where there is none, and where the learning rate is zero
     masks: Sequence[Tensor]  #: the present ones: True where a weight may be non-zero
     shapes: Mapping[str, torch.Size]  #: of all pruned tensors, those of other optimizers included
 
@@ -50,6 +50,7 @@ class _UnderWay:
 
     counts: bool  #: whether it will be counted
     resumed: bool  #: whether a state had been loaded and not looked at
+    asked: list[int]  #: up to which step masks had been asked for
     masks: dict[int, Tensor]  #: those that have changed, as they were
 
 
@@ -62,6 +63,8 @@ class MaskRule(Rule):
         self.masks: list[Tensor] = []
         self._method, self._names, self._total = method, names, total_steps
         self._step = 0
+        # The first step for which each tensor was not asked: its optimizer may step more or less than once a round.
+        self._asked: list[int] = []
         self._under_way: _UnderWay | None = None
         self._resumed = False  # whether a state was loaded, perhaps of a training of another length
         self._captured = False  # whether a graph may take steps that nobody here hears of
@@ -85,6 +88,7 @@ class MaskRule(Rule):
         done: Tensor,
         skipped: bool = False,
         edited: bool = False,
+        at_rest: Callable[[], Container[int]] = tuple,
     ) -> None:
         """Choose masks for one optimizer's tensors; its step ``counts`` where it ends a round.
 
@@ -93,24 +97,34 @@ class MaskRule(Rule):
         """
         for i, weight in zip(members, weights, strict=True):
             self.masks[i] = self.masks[i].to(weight.device)  # the model may have been moved
-        self._under_way = _UnderWay(counts and not skipped, self._resumed, {})
         capturing = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
         if self._captured and not capturing:
             self.catch_up(done)
+        self._under_way = _UnderWay(counts and not skipped, self._resumed, self._asked[:], {})
         if not skipped and not capturing:
             self._follow_loaded(members, weights, grads, edited)
             self._resumed &= not counts
-        if not skipped and self.is_due(self._step):
+        due = None if skipped else self._due(members)
+        if due is not None:
             if capturing:
                 raise InvalidUse(
                     f"Masks change before step {self._step}, and a CUDA graph would replay the change for ever. Take "
                     "those steps outside the graph where pruner.may_replay(step) is False."
                 )
-            self._take(members, self._method.masks(self._view(members, weights, grads)))
+            resting = at_rest()
+            moving = [None if i in resting else grad for i, grad in zip(members, grads, strict=True)]
+            self._take(members, self._method.masks(replace(self._view(members, weights, moving), step=due)))
+        for i in () if skipped else members:
+            self._asked[i] = self._step + 1
         self._captured |= capturing
         for i, grad in zip(members, grads, strict=True):
             if grad is not None:
                 grad.masked_fill_(self.masks[i].logical_not(), 0.0)
+
+    def _due(self, members: Sequence[int]) -> int | None:
+        """Return the last step up to now at which masks change and for which these tensors were not asked yet."""
+        first = min(self._asked[i] for i in members)
+        return next((step for step in range(self._step, first - 1, -1) if self.is_due(step)), None)
 
     def _view(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> MaskView:
         names, masks = [self._names[i] for i in members], [self.masks[i] for i in members]
@@ -196,7 +210,8 @@ class MaskRule(Rule):
                 "steps outside the graph where pruner.may_replay(step) is False.",
                 stacklevel=3,
             )
-        self._step = now
+        if now != self._step:
+            self._step, self._asked = now, [now] * len(self._asked)
 
     def after_step(self, members: Sequence[int], weights: Sequence[Tensor]) -> None:
         """Clear what the optimizer moved outside the masks."""
@@ -213,6 +228,7 @@ class MaskRule(Rule):
         if self._under_way is None:
             return
         self._resumed = self._under_way.resumed
+        self._asked = self._under_way.asked
         for i, mask in self._under_way.masks.items():
             self.masks[i].copy_(mask)
         self._under_way = None
@@ -225,6 +241,7 @@ class MaskRule(Rule):
     def begin(self, weights: Sequence[Tensor]) -> None:
         """Start with the method's first masks, or with masks that keep every weight."""
         first = self._method.first_masks(weights)
+        self._asked = [0] * len(weights)
         self.masks = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
         if first is not None:
             for i, mask in self._checked(range(len(weights)), first):
@@ -233,10 +250,11 @@ class MaskRule(Rule):
 
     def state(self, done: Tensor) -> dict[str, Tensor]:
         """Return what a resumed run needs."""
-        return {"step": done.clone()}
+        return {"step": done.clone(), "asked": torch.tensor(self._asked)}
 
     def load(self, state: dict[str, Tensor], masks: Sequence[Tensor]) -> None:
         """Go on from a saved state."""
         self._step, self._resumed = int(state["step"]), True
+        self._asked = state["asked"].tolist() if "asked" in state else [self._step] * len(self._asked)
         for mine, saved in zip(self.masks, masks, strict=True):
             mine.copy_(saved)
