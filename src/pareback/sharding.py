@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +30,18 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """Return this process's part of ``tensor``: the tensor itself where it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+_version = attrgetter("_version")
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """Return a number for each tensor that changes with every write in place, also where only its shard knows of it."""
+    found = list(map(_version, tensors))
+    if any(map(is_sharded, tensors)):
+        shards = [t._local_tensor if is_sharded(t) else None for t in tensors]  # type: ignore[attr-defined]
+        found = [n if shard is None else n + shard._version for n, shard in zip(found, shards, strict=True)]
+    return found
 
 
 def point(parameter: nn.Parameter, shard: Tensor) -> None:
@@ -92,6 +106,30 @@ def check_wrappers(model: nn.Module) -> None:
             "FullyShardedDataParallel flattens parameters, so tensors cannot be told apart. Shard the model with "
             "torch.distributed.fsdp.fully_shard instead."
         )
+
+
+def shared_by_first(parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    """Where DistributedDataParallel holds some parameters, give every process the first one's ``tensors``.
+
+    Returns whether it does. All its processes have to ask.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    wanted = {id(p) for p in parameters}
+    group = next((net.process_group for net in _wrappers() if wanted <= {id(p) for p in net.parameters()}), None)
+    if group is None or dist.get_world_size(group) == 1:
+        return False
+    for tensor in tensors:
+        sent = tensor.contiguous()
+        dist.broadcast(sent, dist.get_global_rank(group, 0), group)
+        tensor.copy_(sent)
+    return True
+
+
+def _wrappers() -> list[Any]:
+    """Return the models that are wrapped for data parallel training: nothing in a parameter says so."""
+    kind = nn.parallel.DistributedDataParallel
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 class Shards:

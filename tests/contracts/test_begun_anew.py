@@ -98,6 +98,20 @@ def test_weights_that_are_loaded_before_the_first_step_begin_it(mount: Any, goal
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
+def test_a_row_that_is_written_over_before_the_first_step_takes_no_other_weights_along() -> None:
+    """Everything behind the zeros of its tensor was lost: those are other weights only where most of them are."""
+    model = trained(0)
+    before = model[0].weight.detach().clone()
+    optimizer = sgd(model, lr=1e-12)
+    pruner = pb.Pruner(model, optimizer, pb.Fixed(sparsity=0.9))
+    with torch.no_grad():
+        model[0].weight[0] = 0.25
+    train(model, optimizer, DATA[:1])
+    with pruner.latents():
+        torch.testing.assert_close(model[0].weight.detach()[1:], before[1:], rtol=0, atol=1e-6)
+        assert bool((model[0].weight[0] == 0.25).all())
+
+
 def test_looking_before_the_first_step_is_no_edit() -> None:
     """latents() and landed() write to the weights themselves; those behind zeros are not lost by it."""
     model = mlp(32, 40, 32)

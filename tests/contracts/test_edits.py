@@ -139,6 +139,87 @@ def test_decay_by_hand_takes_what_it_says(decay, shrink):
     torch.testing.assert_close(after[large], before[large] * 0.99**10, rtol=1e-3, atol=0)
 
 
+def in_one_step(model, optimizer, pruner):
+    return model, optimizer
+
+
+def as_a_copy(model, optimizer, pruner):
+    model, optimizer, _ = copy.deepcopy((model, optimizer, pruner))
+    return model, optimizer
+
+
+def with_more_to_train(model, optimizer, pruner):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    return model, optimizer
+
+
+def resumed(model, optimizer, pruner):
+    """Go on elsewhere, the state loaded before the model."""
+    other, other_optimizer, other_pruner = pruned("power", lr=1e-12, seed=3)
+    other_pruner.load_state_dict(pruner.state_dict())
+    other.load_state_dict(model.state_dict())
+    return other, other_optimizer
+
+
+def resumed_the_other_way_round(model, optimizer, pruner):
+    other, other_optimizer, other_pruner = pruned("power", lr=1e-12, seed=3)
+    other.load_state_dict(model.state_dict())
+    other_pruner.load_state_dict(pruner.state_dict())
+    return other, other_optimizer
+
+
+@pytest.mark.parametrize(
+    "then", [in_one_step, as_a_copy, with_more_to_train, resumed, resumed_the_other_way_round], ids=lambda f: f.__name__
+)
+def test_an_edit_of_survivors_is_remembered_until_the_next_step(then):
+    """They are halved, and only then comes a copy, a group or a checkpoint: nowhere are they shrunk once more."""
+    model, optimizer, pruner = pruned("power", lr=1e-12)
+    train(model, optimizer, batches(5))
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+    halved = copied(model)
+    model, optimizer = then(model, optimizer, pruner)
+    still_step(model, optimizer)
+    for name in PRUNED:
+        kept = halved[name] != 0
+        torch.testing.assert_close(model.get_parameter(name).detach()[kept], halved[name][kept], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("edited", PRUNED)
+@pytest.mark.parametrize("order", [1, -1], ids=["as given", "the other way round"])
+def test_an_edit_is_kept_beside_several_optimizers(edited, order):
+    """The thresholds move in a step of one of them, and prune what another will step only later."""
+    model = network()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=1e-12) for layer in (model[0], model[2], model[4])]
+    pb.Pruner(model, optimizers, pb.Budget(sparsity=0.5), ramp=0)
+    train(model, optimizers, batches(5))
+    with torch.no_grad():
+        model.get_parameter(edited).mul_(0.5)
+    halved = copied(model)[edited]
+    for optimizer in optimizers[::order]:
+        still_step(model, optimizer)
+    kept = halved != 0
+    torch.testing.assert_close(model.get_parameter(edited).detach()[kept], halved[kept], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("together", [700, 10**6], ids=["in pieces", "in one"])
+def test_large_tensors_are_looked_at_in_pieces(monkeypatch, together):
+    """A dozen copies of an embedding might not fit into memory. Tensors are judged as wholes whatever the pieces."""
+    monkeypatch.setattr("pareback.pruning.edited._TOGETHER", together)
+    model, optimizer, pruner = pruned("power", sparsity=0.5, lr=1e-12)
+    train(model, optimizer, batches(5))
+    before, other = latents(pruner, model), network(seed=7)
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+        model[2].weight.copy_(other[2].weight)
+    halved = copied(model)["0.weight"]
+    still_step(model, optimizer)
+    after, kept = latents(pruner, model), halved != 0
+    torch.testing.assert_close(model[0].weight.detach()[kept], halved[kept], rtol=1e-3, atol=1e-6)
+    assert torch.equal(after["0.weight"][~kept], before["0.weight"][~kept])
+    assert torch.equal(after["2.weight"], other[2].weight)
+
+
 def test_a_clip_by_hand_leaves_survivors_at_the_bound():
     """As in a Wasserstein GAN: what is clipped stays at the bound, and everything else where it was."""
     model, optimizer, _ = pruned("power", lr=1e-12)
@@ -360,7 +441,7 @@ def test_rolling_back_to_a_checkpoint():
 
 
 def test_saving_right_after_an_edit():
-    """A checkpoint taken between an edit and the next step holds the edit."""
+    """A checkpoint taken between an edit that fills zeros and the next step holds the edit."""
     model, optimizer, pruner = pruned("power")
     train(model, optimizer, batches(5))
     model[0].weight.data[:8] = 0.5

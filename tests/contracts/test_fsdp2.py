@@ -232,6 +232,26 @@ def hybrid(rank, folder):
     return observed(model, pruner), pruner.finish().pruned_nonzeros
 
 
+def scaled_by_hand(model, optimizer):
+    """Let survivors lose a hundredth before each of ten steps that change nothing by themselves."""
+    before = weights(model)["0.weight"]
+    for _ in range(10):
+        with torch.no_grad():
+            model[0].weight.to_local().mul_(0.99)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return before, weights(model)["0.weight"]
+
+
+def edited(rank, folder):
+    """Weights that are scaled by hand, whose shards alone know of it."""
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+    pb.Pruner(model, optimizer, pb.Budget(sparsity=0.5), ramp=0, include=NAMES)
+    return scaled_by_hand(model, optimizer)
+
+
 def once(rank, folder):
     """Pruned once, and planned."""
     model = sharded()
@@ -275,7 +295,7 @@ def refusals(rank, folder):
 @pytest.fixture(scope="module")
 def runs():
     return in_two_processes(
-        every_goal, resumed, collectives, two_optimizers, copies, mixed_precision, hybrid, once, refusals
+        every_goal, resumed, collectives, two_optimizers, copies, mixed_precision, hybrid, edited, once, refusals
     )
 
 
@@ -402,6 +422,13 @@ def test_hybrid_sharding(runs):
         assert torch.equal(value, two["weights"][name]), name
     assert torch.equal(one["r"], two["r"])
     assert nonzeros == others == 302
+
+
+def test_decay_by_hand_takes_what_it_says(runs):
+    """Survivors of a sharded model lose 9.6 % in ten steps, and are not shrunk again in each."""
+    for before, after in of(runs, edited):
+        large = before.abs() > 0.8 * before.abs().max()
+        torch.testing.assert_close(after[large], before[large] * 0.99**10, rtol=1e-3, atol=0)
 
 
 def test_pruning_once(runs):

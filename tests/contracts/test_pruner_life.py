@@ -60,7 +60,9 @@ class Life:
 
     def step(self, number: int) -> None:
         backward(self.model, DATA[number % len(DATA)])
-        self.optimizer.step()
+        with warnings.catch_warnings():  # said where weights were edited
+            warnings.filterwarnings("ignore", "Weights outside the masks were given values")
+            self.optimizer.step()
 
     def pruned(self) -> list[Tensor]:
         return [self.model.get_parameter(name).detach() for name in PRUNED]

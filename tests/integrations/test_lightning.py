@@ -400,7 +400,7 @@ def test_two_processes(strategy: str, ranks: list[dict[str, Any]]) -> None:
     assert_same(two["straight"], one["straight"])
     assert_same(one["resumed"], one["straight"])
     for name, value in ranks[0]["ddp"]["straight"].items():  # and DDP agrees with one process
-        torch.testing.assert_close(one["straight"][name], value, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one["straight"][name], value, rtol=0, atol=1e-10)
 
 
 def test_the_older_fsdp_is_refused() -> None:

@@ -27,7 +27,7 @@ NAMES = [f"net.{name}" for name in PRUNED]
 class Sharded(LightningModule):
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.net = network(seed)
+        self.net = network(seed, torch.float64)  # in float32 the last bits may decide whether a weight is kept
 
     def configure_model(self) -> None:
         if self.device_mesh is not None and not is_sharded(self.net[0].weight):
@@ -61,7 +61,7 @@ def fit(folder: Path, name: str, seed: int, ckpt_path: Any = None) -> dict[str, 
         enable_model_summary=False,
         callbacks=[Prune(pb.Budget(sparsity=0.8)), ModelCheckpoint(folder, "{epoch}", save_top_k=-1)],
     )
-    mine = batches(10, seed=int(os.environ["RANK"]))
+    mine = batches(10, seed=int(os.environ["RANK"]), dtype=torch.float64)
     trainer.fit(module, torch.utils.data.DataLoader(mine, batch_size=None), ckpt_path=ckpt_path)
     return {name: whole(p.detach()) for name, p in module.named_parameters()}
 

@@ -63,6 +63,7 @@ class Attachment:
 
     def revive(self) -> None:
         """Go on as a copy, or after unpickling: beside the copied optimizers."""
+        self._step.edits.look()
         self._watch.revive(self._step.groups.optimizers)
         self._resumption.watch(self._step.groups.optimizers)
         self._attach()
@@ -183,7 +184,7 @@ class Attachment:
             self._step.prune_all()
         self._resumption.state_loaded()
         self._begins, self._fresh = True, False
-        self._step.edits.note_all()
+        self._step.edits.suspect_all()
 
     def warn_of_gone(self) -> None:
         """Warn where the model has other tensors than those that are pruned."""

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from ..kernels import Sweep, shrunk
 from ..sharding import is_sharded, local, point
-from ..shrink import shrink, unshrink
-
-#: Of edited weights, or of all zeros, so many may have been zeros where nothing but survivors was meant.
-_FILLED = 0.1
+from ..shrink import shrink
+from .edited import Edited
 
 
 @dataclass
@@ -171,17 +169,20 @@ class BesideOptimizer:
         """
         if self._exponent == math.inf:
             return None
-        found = []
-        for i in members:
-            weight, latent, threshold = self.edit(i), self._latents[i], thresholds[i]
-            written = shrink(latent, threshold, self._exponent)
-            zero, edited = written == 0, weight != written
-            filled, most = (edited & zero).sum(), torch.minimum(edited.sum(), zero.sum())
-            kept = edited & ~zero & (weight != 0) & (filled <= _FILLED * most) & zero.any()
-            latent.copy_(torch.where(kept, unshrink(weight, threshold, self._exponent), latent))
-            weight.copy_(torch.where(kept, shrink(latent, threshold, self._exponent), weight))
-            found.append(kept.any())
-        return torch.stack(found).any()
+        return self._edited(members, thresholds).keep_values()
+
+    def replaced(self, members: Sequence[int], thresholds: Tensor) -> list[int]:
+        """Return those of some tensors that have other weights than they were left with: zeros were filled, too."""
+        others = self._edited(members, thresholds).others()
+        return [i for i, other in zip(self._with_weights(members), others, strict=True) if other]
+
+    def _edited(self, members: Sequence[int], thresholds: Tensor) -> Edited:
+        here, each = self._with_weights(members), thresholds.unbind()
+        chosen = torch.stack([each[i] for i in here]) if here else thresholds[:0]
+        return Edited([self.edit(i) for i in here], [self._latents[i] for i in here], chosen, self._exponent)
+
+    def _with_weights(self, members: Sequence[int]) -> list[int]:
+        return [i for i in members if self._latents[i].numel()]  # a process's shard may be empty
 
     def pruned_at(self, members: Sequence[int], thresholds: Tensor) -> None:
         """Nothing to do: the parameters have been written."""

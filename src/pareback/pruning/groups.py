@@ -62,6 +62,7 @@ class Groups:
         ]
         self._found = found
         self._multiple = torch.zeros_like(like)
+        self._known_multiples: list[float] | None = None
         self.set_multiples()
         self._adaptive = torch.tensor([adaptive[p] and not plain_gradients for p in found], device=like.device)
         self._lr, self._momentum = torch.zeros_like(like), torch.zeros_like(like)
@@ -72,7 +73,9 @@ class Groups:
     def set_multiples(self) -> None:
         """Set the multiples by what is known of the schedules: by now, or at the first step, they may be attached."""
         multiples = self._multiples(self._asked[2])
-        self._multiple.copy_(torch.tensor(multiples, dtype=self._multiple.dtype))
+        if multiples != self._known_multiples:  # a copy from the host waits for a GPU
+            self._known_multiples = multiples
+            self._multiple.copy_(torch.tensor(multiples, dtype=self._multiple.dtype))
         quickest = math.inf if self._asked[0] is not None else _quickest(self._asked[2])
         for group in self._groups:
             group.curb(multiples[self._found.index(group.place)], quickest)

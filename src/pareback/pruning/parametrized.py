@@ -105,6 +105,10 @@ class InForward:
     def keep_values(self, members: Sequence[int], thresholds: Tensor) -> None:
         """Nothing to do: latent weights are what is edited."""
 
+    def replaced(self, members: Sequence[int], thresholds: Tensor) -> list[int]:
+        """Return all: whatever was written to them are latent weights, and none is lost by beginning anew."""
+        return list(members)
+
     def sweep(self, part: int, members: Sequence[int], thresholds: Tensor) -> Sweep:
         """Return one optimizer's tensors, ready for the passes of a step; they are looked up anew where they moved."""
         where, known = self._where(members), self._sweeps.get(part)

@@ -16,7 +16,7 @@ from ..costs.selection import MIN_SIZE, plain_names
 from ..errors import InvalidUse
 from ..goals.goal import Goal, checked_goal
 from ..messages import suggests_options
-from ..sharding import Shards, like, local
+from ..sharding import Shards, like, local, shared_by_first
 from ..shrink import predicted_sparsity
 from ..thresholds.controller import Controller, State
 from ..thresholds.masks import MaskRule
@@ -171,13 +171,20 @@ class Pruner:
         )
 
     def _restart(self, edited: Sequence[int]) -> None:
-        """Begin anew with weights that replaced those of the beginning; nothing of the old ones stays behind zeros."""
+        """Begin anew with weights that replaced those of the beginning; nothing of the old ones stays behind zeros.
+
+        Where DDP has given every process the weights of the first, all take that one's latent weights as well.
+        """
         step, controller = self._step, self._step.controller
         if isinstance(controller.rule, MaskRule):  # which looks for itself
             return
         with torch.no_grad():
             step.follow_device()
-            step.mount.adopt(edited)
+            replaced = step.mount.replaced(edited, controller.state.threshold)
+            step.mount.adopt(replaced)
+            copied = len(edited) == len(self.parameters) and shared_by_first(self.parameters, step.mount.latents())
+            if not replaced and not copied:
+                return
             fresh = self._start(step.mount.latents(), 0.0 if controller.ramp_steps else 1.0)
             for name, value in controller.state.tensors().items():
                 value.copy_(getattr(fresh, name))

@@ -10,7 +10,7 @@ replay them; what it replays is counted on the device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -175,11 +175,11 @@ class MaskRule(Rule):
                     stacklevel=4,
                 )
         elif (edited or self._step == 0) and len(members) == len(self.masks) and not self.is_due(self._step):
-            outside = [bool((weight[~mask] != 0).any()) for weight, mask in zip(weights, masks, strict=True)]
-            if any(outside) and self._step == 0:
+            outside = _anywhere(((w != 0) & ~mask).any() for w, mask in zip(weights, masks, strict=True))
+            if outside and self._step == 0:
                 self._take(members, self._method.first_masks(weights))
                 under_way.masks.clear()  # those of before were for other weights, and would cut these
-            elif any(outside):
+            elif outside:
                 self._choose_anew(members, weights, grads)
 
     def _choose_anew(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
@@ -258,3 +258,9 @@ class MaskRule(Rule):
         self._asked = state["asked"].tolist() if "asked" in state else [self._step] * len(self._asked)
         for mine, saved in zip(self.masks, masks, strict=True):
             mine.copy_(saved)
+
+
+def _anywhere(truths: Iterable[Tensor]) -> bool:
+    """Whether one of some truth values is true, waiting for them once."""
+    found = list(truths)
+    return bool(torch.stack([one.to(found[0].device) for one in found]).any())
