@@ -53,7 +53,7 @@ class Frozen:
     def notice(self, optimizer: Optimizer) -> None:
         """Look at an optimizer that is about to step: where it moves what has zeros to keep, they are kept there, too.
 
-        Tensors that were given other weights since have no zeros to keep any more.
+        Tensors that were given dense weights since have no zeros to keep any more.
         """
         number = sum(len(group["params"]) for group in optimizer.param_groups)
         wraps = any(isinstance(value, Optimizer) for value in vars(optimizer).values())  # whose steps are seen within
@@ -61,12 +61,7 @@ class Frozen:
             return
         self._strangers[optimizer] = number
         moved = held_by([optimizer]) - _pruned_or_kept(optimizer)
-        changed = [
-            p
-            for p, zeros in zip(self._weights, self._zeros, strict=True)
-            if id(p) in moved and bool(local(p.detach())[zeros].any())
-        ]
-        self._let_go(changed)
+        self._let_go([p for p in (self._weights[i] for i in self._filled()) if id(p) in moved and not _has_zeros(p)])
         if not moved & self.keeps():
             return
         check_optimizers(optimizer)
@@ -98,23 +93,29 @@ class Frozen:
         self._mask_gradients()
 
     def _follow_loaded(self) -> None:
-        """Keep the zeros of another pruned network that was loaded; cut again what has next to none, and say so."""
-        given = [i for i, p in enumerate(self._weights) if bool(local(p.detach())[self._zeros[i]].any())]
-        dense = []
-        for i in given:
+        """Keep the zeros of another pruned network that was loaded; cut again what else was filled, and say so."""
+        cut = []
+        for i in self._filled():
             zeros = local(self._weights[i].detach()) == 0
-            if int(zeros.sum()) > MANY_ZEROS * zeros.numel():
+            elsewhere = zeros & ~self._zeros[i]
+            if int(elsewhere.sum()) > MANY_ZEROS * int((~self._zeros[i]).sum()):
                 self._zeros[i] = zeros
             else:
-                dense.append(i)
-        if dense and not self._warned:
+                cut.append(self.names[i])
+        if cut and not self._warned:
             self._warned = True
             warnings.warn(
-                f"Weights of {listed([self.names[i] for i in dense])} that pb.freeze keeps at zero were given values, "
-                "as load_state_dict does, and are cut to zero again. Call remove() of what pb.freeze returned before "
-                "you load others, and pb.freeze after that.",
+                f"Weights of {listed(cut)} that pb.freeze keeps at zero were given values, as load_state_dict or "
+                "beginning a layer anew does, and are cut to zero again. Call remove() of what pb.freeze returned "
+                "before that, and pb.freeze after it.",
                 stacklevel=4,
             )
+
+    def _filled(self) -> list[int]:
+        """Return the numbers of tensors that have values where zeros are kept, waiting for a device once."""
+        pairs = zip((local(p.detach()) for p in self._weights), self._zeros, strict=True)
+        found = [((weight != 0) & zeros.to(weight.device)).any() for weight, zeros in pairs]
+        return torch.stack([one.to(found[0].device) for one in found]).nonzero()[:, 0].tolist() if found else []
 
     def _mask_gradients(self) -> None:
         # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
@@ -190,6 +191,11 @@ def freeze(
     frozen_here.setdefault(model, []).append(frozen)
     watch_all_optimizers()
     return frozen
+
+
+def _has_zeros(parameter: nn.Parameter) -> bool:
+    weight = local(parameter.detach())
+    return int((weight == 0).sum()) > MANY_ZEROS * weight.numel()
 
 
 def _pruned_or_kept(optimizer: Optimizer) -> set[int]:

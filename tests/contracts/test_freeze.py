@@ -313,6 +313,8 @@ def test_other_weights_that_were_given_since_are_left_alone() -> None:
         model[2].weight.normal_()
     train(model, decaying(model), DATA[:1])  # nothing is left to keep, and nothing to say
     assert frozen.names == []
+    train(model, decaying(model), DATA[1:2])
+    train(model, old, DATA[2:3])
 
 
 def test_an_optimizer_of_other_tensors_or_around_another_is_let_be() -> None:
@@ -376,10 +378,24 @@ def test_dense_weights_that_are_loaded_are_cut_again_which_is_said() -> None:
     with torch.no_grad():
         model[0].weight.add_(0.1)
         model[2].weight.add_(0.1)
-    with pytest.warns(UserWarning, match="were given values, as load_state_dict does, and are cut to zero again"):
+    with pytest.warns(
+        UserWarning, match="were given values, as load_state_dict or beginning .* and are cut to zero again"
+    ):
         train(model, optimizer, DATA[:1])
     assert kept(zeros, model)
     with torch.no_grad():
         model[0].weight.add_(0.1)
     train(model, optimizer, DATA[1:2])  # it is said once
+    assert kept(zeros, model)
+
+
+def test_rows_that_begin_anew_are_cut_to_the_zeros_again_which_is_said() -> None:
+    """Half a layer was made dense, as one does with neurons that died. It stayed dense, without a word."""
+    model, optimizer = finished()
+    zeros = masks(model)
+    pb.freeze(model, optimizer)
+    with torch.no_grad():
+        model[0].weight[:20].normal_()
+    with pytest.warns(UserWarning, match="Weights of '0.weight' that pb.freeze keeps at zero were given values"):
+        train(model, optimizer, DATA[:1])
     assert kept(zeros, model)
