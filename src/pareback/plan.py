@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .costs.limits import Limit
+from .costs.limits import Limit, idle
 from .costs.selection import MIN_SIZE
 from .goals.goal import Goal, Resolved, checked_goal
 from .messages import suggests_options
@@ -125,7 +125,7 @@ def plan(
         for s, n, b in zip(resolved.selected, nonzeros, goal.reachable(resolved), strict=True)
     )
     limits = tuple(_planned(limit, resolved, nonzeros) for limit in resolved.limits)
-    notes = () if problems else tuple(goal.notes(resolved, nonzeros))
+    notes = () if problems else (*idle(resolved.limits), *goal.notes(resolved, nonzeros))
     return Plan(goal, tensors, limits, problems, notes)
 
 

@@ -221,6 +221,17 @@ def test_infinity_stays_and_overflow_is_refused(path: Path) -> None:
         save({"weight": weight}, path, values="bfloat16")
 
 
+def test_weights_too_small_for_a_type_are_mentioned(path: Path) -> None:
+    """Around 1e-7 float16 has one digit left: the error is a fifth of the tensor, not a few thousandths."""
+    weight = 1e-7 * sparse(100, 100, density=0.1)
+    with pytest.warns(UserWarning, match=r"float16 changes 'weight' by 0\.\d+ of its length.*values='bfloat16' or"):
+        save({"weight": weight}, path, values="float16")
+    error = (load(path)["weight"] - weight).norm() / weight.norm()
+    assert 0.05 < error < 0.5
+    save({"weight": weight}, path, values="bfloat16")
+    assert (load(path)["weight"] - weight).norm() < 0.003 * weight.norm()
+
+
 # ---------------------------------------------------------------- into a model
 
 

@@ -342,3 +342,20 @@ def test_flops_of_selected_tensors() -> None:
     model = small()
     flops = count_flops(model, torch.zeros(1, 40))
     assert flops_of(model, select(model, **BOTH)[::-1], flops) == [600, 2400]
+
+
+def test_a_budget_above_the_dense_model_is_mentioned() -> None:
+    """An amount in the wrong unit would end with a dense model, without a word; the dense model's own cost is meant."""
+    model = nn.Sequential(nn.Linear(64, 300), nn.Linear(300, 10))
+    above = r"nothing is pruned: params=100,000,000 is above the dense model's 22,510 parameters"
+    with pytest.warns(UserWarning, match=above) as told:
+        pb.prune_(model, pb.Budget(params="100M"))
+    assert told[0].filename == __file__
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=above) as told:
+        pb.Pruner(model, optimizer, pb.Budget(params="100M"), total_steps=10).detach()
+    assert told[0].filename == __file__
+    both, x = pb.Budget(params="100M", flops="1G"), torch.zeros(1, 64)
+    assert "but nothing is pruned: params=100,000,000 and flops=1,000,000,000 are" in str(pb.plan(model, both, x))
+    for goal in (pb.Budget(params=1.0), pb.Budget(params=22_510), pb.Budget(sparsity=0.5, params="100M")):
+        pb.prune_(model, goal)  # without a warning

@@ -187,6 +187,15 @@ def unreachable(limits: Sequence[Limit], ranges: Sequence[Range]) -> list[str]:
     return problems
 
 
+def idle(limits: Sequence[Limit]) -> list[str]:
+    """Return a sentence where every limit is above what the dense model costs, perhaps by a wrong unit."""
+    if not limits or any(limit.allowed <= limit.dense for limit in limits):
+        return []
+    allowed = " and ".join(f"{limit.name}={figure(limit.allowed)}" for limit in limits)
+    dense = " and ".join(f"{figure(limit.dense)} {unit(limit)}" for limit in limits)
+    return [f"nothing is pruned: {allowed} {'is' if len(limits) == 1 else 'are'} above the dense model's {dense}."]
+
+
 def unit(limit: Limit) -> str:
     """Name what a limit counts."""
     return {

@@ -7,6 +7,7 @@ masks. Everything else here has a default.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..costs.flops import FlopCount, count_flops
-from ..costs.limits import Limit, Range, ranges_of, unreachable
+from ..costs.limits import Limit, Range, idle, ranges_of, unreachable
 from ..costs.selection import MIN_SIZE, Selected, check_finite, check_zeros_stay, select
 from ..errors import InvalidType, InvalidValue
 from ..kernels import measure
@@ -165,7 +166,7 @@ class Goal(ABC):
         example_inputs: Any = None,
         check: bool = True,
     ) -> Resolved:
-        """Work out the goal for a model; with ``check``, refuse what cannot be met."""
+        """Work out the goal for a model; with ``check``, refuse what cannot be met and warn of what is met already."""
         if isinstance(model, nn.Module):
             check_wrappers(model)
         selected = select(model, include, exclude, min_size)
@@ -181,6 +182,8 @@ class Goal(ABC):
         problems = resolved.problems() if check else []
         if problems:
             raise InvalidValue(" ".join(problems))
+        for sentence in idle(resolved.limits) if check else []:
+            warnings.warn(sentence, stacklevel=4)
         return resolved
 
     def _counted_flops(self, model: nn.Module, selected: Sequence[Selected], example_inputs: Any) -> FlopCount | None:

@@ -39,6 +39,13 @@ def test_class_names_may_be_bytes(tmp_path: Path) -> None:
     assert npz(path, CPU).classes == ("a", "b", "c", "d")
 
 
+def test_a_class_named_twice_is_refused(tmp_path: Path) -> None:
+    """Runs, heads and teachers are matched by the names of classes: two of one name would be mixed up."""
+    path = write_npz(tmp_path / "a.npz", classes=np.array(["a", "b", "b", "d"]))
+    with pytest.raises(ValueError, match="classes of .*a.npz names 'b' more than once: give every class a name"):
+        npz(path, CPU)
+
+
 @pytest.mark.parametrize(("side", "pixels"), [(7, 0), (8, 1), (28, 3), (32, 4), (64, 4)])
 def test_images_move_by_four_pixels_or_an_eighth_of_the_side(tmp_path: Path, side: int, pixels: int) -> None:
     source = npz(write_npz(tmp_path / "a.npz", **arrays(side=side)), CPU)

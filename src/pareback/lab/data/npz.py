@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,16 @@ def _classes(names: Any, path: Path) -> tuple[str, ...]:
             f"classes of {path} must be the list of the classes' names, not an array of {_by(names.shape)}."
         )
     try:
-        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
+        found = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
     except (UnicodeDecodeError, SystemError) as error:  # the latter of numbers that are no characters
         raise InvalidValue(f"classes of {path} holds bytes that are not UTF-8: write the names as text.") from error
+    twice = [name for name, times in Counter(found).items() if times > 1]
+    if twice:
+        raise InvalidValue(
+            f"classes of {path} names {listed(twice)} more than once: give every class a name of its own, or its "
+            "images the same label."
+        )
+    return found
 
 
 def _check_images(images: Any, key: str, path: Path) -> None:
