@@ -29,9 +29,9 @@ NETWORKS, RAMPS, SPARSITY = ("lenet-300-100", "conv"), (0.5, 0.75), 0.98
 LONG, SHORT = 30, 20
 
 
-def rows(folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
+def rows(folder: Path, networks: Sequence[str], seeds: int) -> Iterator[dict[str, Any]]:
     """Train both ways with both ramps, and yield the mean accuracies and by how much the longer ramp is better."""
-    for network, (kind, (rate, _)) in [(one, choice) for one in NETWORKS for choice in CHOICES.items()]:
+    for network, (kind, (rate, _)) in [(one, choice) for one in networks for choice in CHOICES.items()]:
         start = dense(network, kind, rate, LONG)
         trained = accuracies(folder, start, "dense", {}, seeds)
         tuned = {"optimizer.lr": rate / 10, **{f"train.{key}": SHORT for key in ("epochs", "evaluate_every")}}
@@ -60,21 +60,29 @@ def accuracies(folder: Path, start: Recipe, name: str, changes: Mapping[str, Any
     return found
 
 
-Rows = Callable[[Path, int], Iterator[dict[str, Any]]]
+Rows = Callable[[Path, Sequence[str], int], Iterator[dict[str, Any]]]
 
 
-def main(about: str | None, measured: Rows, seeds: int, epochs: int | Sequence[int]) -> None:
-    """Train all rows with so many seeds, unless the command line says otherwise, and write the table."""
+def main(
+    about: str | None,
+    measured: Rows,
+    networks: Sequence[str],
+    seeds: int,
+    epochs: int | Sequence[int],
+    slow: Sequence[str] = (),
+) -> None:
+    """Train all rows of some networks with so many seeds, unless the command line says otherwise; write the table."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
+    parser.add_argument("--networks", nargs="+", choices=[*networks, *slow], default=networks)
     parser.add_argument("--seeds", type=int, default=seeds)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        found = list(measured(Path(folder), options.seeds))
+        found = list(measured(Path(folder), options.networks, options.seeds))
     if options.out:
         write(options.out, epochs, found)
 
 
 if __name__ == "__main__":
-    main(__doc__, rows, 4, [LONG, SHORT])
+    main(__doc__, rows, NETWORKS, 4, [LONG, SHORT])

@@ -205,7 +205,7 @@ def test_an_edit_is_kept_beside_several_optimizers(edited, order):
 @pytest.mark.parametrize("together", [700, 10**6], ids=["in pieces", "in one"])
 def test_large_tensors_are_looked_at_in_pieces(monkeypatch, together):
     """A dozen copies of an embedding might not fit into memory. Tensors are judged as wholes whatever the pieces."""
-    monkeypatch.setattr("pareback.pruning.edited._TOGETHER", together)
+    monkeypatch.setattr("pareback.pruning.edits._TOGETHER", together)
     model, optimizer, pruner = pruned("power", sparsity=0.5, lr=1e-12)
     train(model, optimizer, batches(5))
     before, other = latents(pruner, model), network(seed=7)

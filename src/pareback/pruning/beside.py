@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..kernels import Sweep, shrunk
 from ..sharding import is_sharded, local, point
 from ..shrink import shrink
-from .edited import Edited
+from .edits import Edited
 
 
 @dataclass
