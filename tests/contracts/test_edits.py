@@ -139,6 +139,62 @@ def test_decay_by_hand_takes_what_it_says(decay, shrink):
     torch.testing.assert_close(after[large], before[large] * 0.99**10, rtol=1e-3, atol=0)
 
 
+def noisy(weight, seed):
+    with torch.no_grad():
+        weight.add_(1e-4 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def noisy_as_data(weight, seed):
+    weight.data = weight.data + 1e-4 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pulled_to_the_start(weight, seed):
+    with torch.no_grad():
+        weight.lerp_(network()[0].weight, 1e-3)
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+@pytest.mark.parametrize("move", [noisy, noisy_as_data, pulled_to_the_start])
+@pytest.mark.filterwarnings("ignore:Pruned weights are changed between steps through .data")
+def test_a_move_of_all_weights_shrinks_none(move, shrink):
+    """All zeros get a little in each of 50 steps: survivors stay, and so does what is behind zeros."""
+    model, optimizer, pruner = pruned(shrink, lr=1e-12)
+    train(model, optimizer, batches(1))
+    weight, before, behind = model[0].weight, copied(model)["0.weight"], latents(pruner, model)["0.weight"]
+    for seed in range(50):
+        move(weight, seed)
+        still_step(model, optimizer)
+    after = latents(pruner, model)["0.weight"]
+    large = before.abs() > 0.5 * before.abs().max()
+    assert (weight[large] / before[large]).mean().item() == pytest.approx(1.0, abs=0.06)  # the pull's own share is 0.05
+    assert after[before == 0].std().item() == pytest.approx(behind[before == 0].std().item(), rel=0.06)
+    assert torch.corrcoef(torch.stack([after[before == 0], behind[before == 0]]))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+@pytest.mark.parametrize("scale", [0.01, 1.0], ids=["tiny", "usual"])
+def test_weights_that_begin_anew_are_no_move(scale, shrink):
+    """They are other ones however small they are: bit for bit the latent weights from then on."""
+    model, optimizer, pruner = pruned(shrink, sparsity=0.9)
+    train(model, optimizer, batches(5))
+    other = {name: scale * value for name, value in copied(network(seed=7)).items()}
+    model.load_state_dict(other)
+    still_step(model, optimizer)
+    assert_same(latents(pruner, model), other)
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+def test_latent_weights_that_are_written_back_are_no_move(shrink):
+    """Saved within latents() and loaded a few steps later they are what they were, and not twice that."""
+    model, optimizer, pruner = pruned(shrink, sparsity=0.9, lr=1e-4)
+    train(model, optimizer, batches(5))
+    saved = latents(pruner, model)
+    train(model, optimizer, batches(3, seed=2))
+    model.load_state_dict(saved)
+    still_step(model, optimizer)
+    assert_same(latents(pruner, model), saved)
+
+
 def in_one_step(model, optimizer, pruner):
     return model, optimizer
 

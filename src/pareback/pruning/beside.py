@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,16 +158,15 @@ class BesideOptimizer:
         for weight, latent, old in zip(sweep.weights, sweep.latents, written, strict=True):
             latent.copy_(torch.where(weight == old, latent, latent + (weight - old)))
 
-    def keep_values(self, members: Sequence[int], thresholds: Tensor) -> Tensor | None:
+    def keep_values(self, members: Sequence[int], thresholds: Tensor) -> Tensor:
         """Where nothing but survivors was edited, let them shrink to the very values that they were given.
 
         So decay, clip and scale loops of one's own. Latent weights that merely took those values would be shrunk in
-        every step again. Where zeros were filled as well these are other weights, and are left to be adopted.
+        every step again. So it is where all weights moved a little (noise, a pull, an average): what is behind zeros
+        makes the same move. Other weights are left to be adopted.
 
-        Returns whether there were any, as a tensor, or None under the hard shrink, which leaves survivors alone.
+        Returns whether there were any.
         """
-        if self._exponent == math.inf:
-            return None
         return self._edited(members, thresholds).keep_values()
 
     def replaced(self, members: Sequence[int], thresholds: Tensor) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,19 +14,22 @@ from torch import Tensor, nn
 
 from ..kernels import shrunk
 from ..sharding import versions
-from ..shrink import unshrink
+from ..shrink import compute_dtype, unshrink
 
 #: Of edited weights, or of all zeros, so many may have been zeros where nothing but survivors was meant.
 _FILLED = 0.1
 #: Weights are other ones altogether if more than this share of those that were or are not zero has changed.
 _REPLACED = 0.5
+#: A move of weights is at most this share of their own size: more gives them other values. Zeros are filled by a move
+#: where what they got is at most this share of how far it is from the latent weights behind them.
+_MOVE = 0.25
 #: So many weights are looked at together on a CPU, whose caches hold them, and elsewhere: small tensors at once, as
 #: calling operators takes its time, and large ones in pieces, as a dozen copies of them might not fit into memory.
 _TOGETHER, _ELSEWHERE = 2**18, 2**22
 
 
 class Keeper(Protocol):
-    """Where pruned weights are, and how their latent ones follow an edit of survivors alone."""
+    """Where pruned weights are, and how their latent ones follow an edit of survivors alone, or a move of all."""
 
     def keep_values(self, members: Sequence[int], thresholds: Tensor) -> Tensor | None: ...
 
@@ -107,7 +111,10 @@ class Edits:
         return versions(self._tensors[part])
 
     def keep(self, part: int, keeper: Keeper, thresholds: Tensor) -> None:
-        """Let survivors that were edited shrink to what they were given; what else was done is adopted as it is."""
+        """Let survivors that were edited or moved shrink to what they were given; what is behind zeros moves, too.
+
+        What else was done is adopted as it is.
+        """
         members = self._parts[part] if self._unseen else self.of(part)
         if members:
             keeper.keep_values(members, thresholds)
@@ -191,47 +198,57 @@ class Edited:
         self._runs = list(_together(self._pieces))
 
     def keep_values(self) -> Tensor:
-        """Let edited survivors shrink to the values that they were given; return whether there were any."""
+        """Let survivors shrink to the values that they were given, and latent weights behind zeros make a move.
+
+        Returns whether there were any.
+        """
         found = torch.zeros((), dtype=torch.bool, device=self._thresholds.device)
-        changes, (_, survivors) = self._judged()
-        only = survivors.unbind()
+        changes, _, survivors, behind = self._judged()
         for change in changes:
-            found |= change.keep(only).to(found.device)
+            found |= change.keep(survivors.unbind(), behind.unbind()).to(found.device)
             del change  # before the next one is looked at
         return found
 
     def others(self) -> list[bool]:
         """Return which tensors hold other weights than they were left with, most of them and with zeros filled."""
-        _, (replaced, survivors) = self._judged()
-        return (replaced & ~survivors).tolist()
+        _, replaced, _, _ = self._judged()
+        return replaced.tolist()
 
-    def _judged(self) -> tuple[Iterator[_Change], tuple[Tensor, Tensor]]:
-        """Return what was done, and of each tensor whether it was replaced and whether survivors alone were meant."""
+    def _judged(self) -> tuple[Iterator[_Change], Tensor, Tensor, Tensor]:
+        """Return what was done, and of each tensor whether it was replaced, and what was meant.
+
+        Survivors were meant where hardly a zero was filled, and where they moved a little from what they were left
+        with: by noise, a pull, an average. Latent weights that are loaded are nearer to the present latent ones. What
+        is behind zeros was meant to move as well where those were filled with little.
+        """
         if not self._pieces:
             nothing = torch.zeros(0, dtype=torch.bool, device=self._thresholds.device)
-            return iter(()), (nothing, nothing)
+            return iter(()), nothing, nothing, nothing
         # Several are looked at twice: they might not fit into memory together.
         only = _Change(self._runs[0], self._exponent) if len(self._runs) == 1 else None
-        filled, edits, zeros, weights = self._of_tensors(only.counts() if only else self._counts())
-        survivors = (filled <= _FILLED * torch.minimum(edits, zeros)) & (zeros > 0)
+        sums = self._of_tensors(only.sums() if only else self._sums())
+        filled, edits, zeros, weights, away, from_latents, size, fill, fill_from_latents = sums
+        alone = (filled <= _FILLED * torch.minimum(edits, zeros)) & (zeros > 0)
+        moved = (away <= _MOVE**2 * size) & (away <= from_latents)
+        behind = moved & (fill <= _MOVE**2 * fill_from_latents)
         changes = iter([only]) if only else (_Change(run, self._exponent) for run in self._runs)
-        return changes, (edits > _REPLACED * weights, survivors)
+        return changes, (edits > _REPLACED * weights) & ~alone & ~behind, alone | moved, behind
 
-    def _counts(self) -> Tensor:
-        """Count in all pieces, one run after the other.
+    def _sums(self) -> Tensor:
+        """Add up in all pieces, one run after the other.
 
         What is found of one has its place before the next is looked at: anything small that stays behind among what a
         run leaves free makes an allocator take new memory for every run.
         """
-        counts = torch.zeros(4, len(self._pieces), dtype=torch.long, device=self._thresholds.device)
+        counts = torch.zeros(_SUMS, len(self._pieces), dtype=torch.float64, device=self._thresholds.device)
         begin = 0
         for run in self._runs:
-            counts[:, begin : begin + len(run)] = _Change(run, self._exponent).counts()
+            counts[:, begin : begin + len(run)] = _Change(run, self._exponent).sums()
             begin += len(run)
         return counts
 
     def _of_tensors(self, counts: Tensor) -> tuple[Tensor, ...]:
-        """Add up what was counted in the pieces of each tensor."""
+        """Add up what was found in the pieces of each tensor."""
         if len(self._pieces) == len(self._thresholds):
             return counts.unbind()
         sums: dict[int, Tensor] = {}
@@ -280,6 +297,10 @@ def _together(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield run
 
 
+#: As many numbers as _Change.sums finds in each piece.
+_SUMS = 9
+
+
 class _Change:
     """What was done to some pieces, their weights one after the other."""
 
@@ -288,23 +309,46 @@ class _Change:
         self._sizes = [piece.size for piece in pieces]
         self._each = torch.stack([piece.threshold for piece in pieces])
         self._weight, self._latent = _flat([p.weight for p in pieces]), _flat([p.latent for p in pieces])
-        written = self._written()
-        self._edited, self._zero = self._weight != written, written == 0
+        self._left = self._written()
+        self._edited, self._zero = self._weight != self._left, self._left == 0
 
-    def counts(self) -> Tensor:
-        """Return of each piece: zeros that were filled, edits, zeros, and weights that were or are not zero."""
-        either = ~self._zero | (self._weight != 0)
-        masks = torch.stack([self._edited & self._zero, self._edited, self._zero, either])
-        return torch.stack([mask.sum(1) for mask in masks.split(self._sizes, 1)], dim=1)
+    def sums(self) -> Tensor:
+        """Return nine numbers of each piece: how many, and as sums of squares how far.
 
-    def keep(self, survivors: Sequence[Tensor]) -> Tensor:
-        """Let edited survivors of some tensors shrink to their values; return whether there were any."""
-        allowed = self._spread_out(torch.stack([survivors[piece.tensor] for piece in self._pieces]))
-        kept = self._edited & ~self._zero & (self._weight != 0) & allowed
-        latent = unshrink(self._weight, self._spread_out(self._each), self._exponent)
-        self._write(torch.where(kept, latent, self._latent), [piece.latent for piece in self._pieces])
+        How many zeros were filled, how many weights were edited, how many are zeros, and how many were or are not
+        zero. How far edited survivors are from what they were left with, and from latent weights, and their own size.
+        How large filled zeros are, and how far from latent weights.
+        """
+        filled, survived = self._edited & self._zero, self._edited & ~self._zero
+        counts = self._summed([filled, self._edited, self._zero, ~self._zero | (self._weight != 0)])
+        weight, left, latent = (x.to(compute_dtype(x.dtype)) for x in (self._weight, self._left, self._latent))
+        far = [torch.where(survived, x, 0.0) for x in (weight - left, weight - latent, left)]
+        far += [torch.where(filled, x, 0.0) for x in (weight, weight - latent)]
+        return torch.cat([counts, self._summed([x.square() for x in far])])
+
+    def _summed(self, rows: Sequence[Tensor]) -> Tensor:
+        """Add up each row, piece by piece."""
+        pieces = torch.stack(list(rows)).split(self._sizes, 1)
+        return torch.stack([piece.sum(1).double() for piece in pieces], dim=1)
+
+    def keep(self, survivors: Sequence[Tensor], behind: Sequence[Tensor]) -> Tensor:
+        """Let edited survivors of some tensors shrink to their values, and what is behind zeros of some move.
+
+        Returns whether there were any.
+        """
+        filled = self._edited & self._zero & self._per_weight(behind)
+        latent, kept = self._latent + torch.where(filled, self._weight, 0.0), filled
+        if self._exponent != math.inf:  # the hard shrink leaves survivors alone
+            survived = self._edited & ~self._zero & (self._weight != 0) & self._per_weight(survivors)
+            given = unshrink(self._weight, self._spread_out(self._each), self._exponent)
+            latent, kept = torch.where(survived, given, latent), filled | survived
+        self._write(latent, [piece.latent for piece in self._pieces])
         self._write(torch.where(kept, self._written(), self._weight), [piece.weight for piece in self._pieces])
         return kept.any()
+
+    def _per_weight(self, truths: Sequence[Tensor]) -> Tensor:
+        """Return what is true of a tensor for every weight of it."""
+        return self._spread_out(torch.stack([truths[piece.tensor] for piece in self._pieces]))
 
     def _written(self) -> Tensor:
         return _flat(shrunk([piece.latent for piece in self._pieces], self._each, self._exponent))

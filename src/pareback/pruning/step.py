@@ -103,8 +103,10 @@ class Step:
         self.follow_device()
         grads = self._grads(members)
         sweep = self.mount.sweep(part, members, self.controller.state.threshold)
-        thresholds, may_look = self.controller.state.threshold, self.controller.may_look()
-        self.edits.keep_before_step(part, self.mount, thresholds, may_look)
+        rule = self.controller.rule
+        if not rule.keeps_masks:  # those have no threshold that shrinks anything, and look for themselves
+            thresholds, may_look = self.controller.state.threshold, self.controller.may_look()
+            self.edits.keep_before_step(part, self.mount, thresholds, may_look)
         self._skipped = getattr(optimizer, "found_inf", None)
         # A fused optimizer divides by GradScaler's factor itself, so gradients arrive scaled.
         scaled_by = getattr(optimizer, "grad_scale", None)
@@ -119,7 +121,6 @@ class Step:
             self._replayed = True
         else:
             self.moments = self._merged(part, self._measured(part, sweep, grads, scaled_by))
-        rule = self.controller.rule
         if isinstance(rule, MaskRule):
             skipped = self._skipped is not None and bool(self._skipped)
             done = self.controller.state.step
