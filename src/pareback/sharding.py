@@ -108,28 +108,46 @@ def check_wrappers(model: nn.Module) -> None:
         )
 
 
-def shared_by_first(parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
-    """Where DistributedDataParallel holds some parameters, give every process the first one's ``tensors``.
+def copied_by_ddp(parameters: Sequence[Tensor], written: Sequence[int]) -> list[tuple[dist.ProcessGroup, list[int]]]:
+    """Return which parameters DistributedDataParallel may have copied from its first process, and its processes.
 
-    Returns whether it does. All its processes have to ask.
+    Each model that is wrapped so is one entry, unless no process had all of its parameters ``written`` to. All of its
+    processes have to ask, and get the same answer.
     """
     if not dist.is_available() or not dist.is_initialized():
-        return False
-    wanted = {id(p) for p in parameters}
-    group = next((net.process_group for net in _wrappers() if wanted <= {id(p) for p in net.parameters()}), None)
-    if group is None or dist.get_world_size(group) == 1:
-        return False
+        return []
+    copied = []
+    for members, group in sorted(_wrapped(parameters).items()):
+        here = set(members) <= set(written)
+        anywhere = torch.tensor(here, dtype=torch.int32, device=local(parameters[members[0]]).device)
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group)
+        if bool(anywhere):
+            copied.append((group, [*members]))
+    return copied
+
+
+def _wrapped(parameters: Sequence[Tensor]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Return which parameters each model holds that is wrapped for data parallel training, and its processes.
+
+    Nothing in a parameter says so, hence the search. What nobody uses any more is collected first: it may be found in
+    one process and not in the other.
+    """
+    gc.collect()
+    found = {}
+    for net in [x for x in gc.get_objects() if issubclass(type(x), nn.parallel.DistributedDataParallel)]:
+        held = {id(p) for p in net.parameters()}
+        members = tuple(i for i, p in enumerate(parameters) if id(p) in held)
+        if members and dist.get_world_size(net.process_group) > 1:
+            found[members] = net.process_group
+    return found
+
+
+def send_from_first(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Give every process of a group the first one's ``tensors``."""
     for tensor in tensors:
         sent = tensor.contiguous()
         dist.broadcast(sent, dist.get_global_rank(group, 0), group)
         tensor.copy_(sent)
-    return True
-
-
-def _wrappers() -> list[Any]:
-    """Return the models that are wrapped for data parallel training: nothing in a parameter says so."""
-    kind = nn.parallel.DistributedDataParallel
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 class Shards:

@@ -38,15 +38,19 @@ def trained(seed: int) -> nn.Sequential:
 # -- before the first step -------------------------------------------------------------------------------------------
 
 
-def _rank(rank: int, port: int, goal: Any, mount: Any) -> None:
+def _rank(rank: int, port: int, goal: Any, mount: Any, halves: bool) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 32))
     optimizer = sgd(model)
-    pruner = mount(model, optimizer, goal, total_steps=20, min_size=100)
-    net = DistributedDataParallel(model)
+    pruner = mount(model, optimizer, goal, total_steps=20, min_size=100, **({"ramp": 0.0} if halves else {}))
+    net = nn.Sequential(*map(_wrapped, model)) if halves else DistributedDataParallel(model)
+    if halves and rank == 0:
+        with torch.no_grad():
+            for parameter in model.parameters():  # weights of one process alone, looked at for a while
+                parameter.neg_().neg_()
     for x, y in DATA[:20]:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x[rank::2]), y[rank::2]).backward()
@@ -60,15 +64,31 @@ def _rank(rank: int, port: int, goal: Any, mount: Any) -> None:
     dist.destroy_process_group()
 
 
+def _wrapped(layer: nn.Module) -> nn.Module:
+    return DistributedDataParallel(layer) if [*layer.parameters()] else layer
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.Fixed(sparsity=0.9), pb.methods.ST3(sparsity=0.9)])
+@pytest.mark.parametrize(
+    ("goal", "halves"),
+    [
+        (pb.Budget(sparsity=0.9), False),
+        (pb.Fixed(sparsity=0.9), False),
+        (pb.methods.ST3(sparsity=0.9), False),
+        (pb.Fixed(sparsity=0.9), True),
+    ],
+    ids=["exact", "fixed", "st3", "fixed, two wrappers and edits in one process"],
+)
 @EITHER_MOUNT
-def test_processes_that_began_with_weights_of_their_own(mount: Any, goal: Any) -> None:
-    """DDP gives all those of the first process, after the pruner was built. All ended with other weights and masks."""
+def test_processes_that_began_with_weights_of_their_own(mount: Any, goal: Any, halves: bool) -> None:
+    """DDP gives all those of the first process, after the pruner was built. All ended with other weights and masks.
+
+    Around two halves of a model it is not the only wrapper, and what one process wrote to was broadcast to nobody.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_rank, args=(port, goal, mount), nprocs=2)  # type: ignore[attr-defined]
+    mp.spawn(_rank, args=(port, goal, mount, halves), nprocs=2)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.methods.ST3(sparsity=0.9)])
@@ -110,6 +130,22 @@ def test_a_row_that_is_written_over_before_the_first_step_takes_no_other_weights
     with pruner.latents():
         torch.testing.assert_close(model[0].weight.detach()[1:], before[1:], rtol=0, atol=1e-6)
         assert bool((model[0].weight[0] == 0.25).all())
+
+
+@pytest.mark.parametrize("ramp", [0.0, 0.5])
+def test_one_layer_that_is_replaced_takes_no_edit_of_another_along(ramp: float) -> None:
+    """A layer is loaded and rows of another begin anew: those held their old values again."""
+    model = trained(0)
+    optimizer = sgd(model, lr=1e-12)
+    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.5), total_steps=100, ramp=ramp)
+    loaded = trained(5)[0].weight.detach()
+    with torch.no_grad():
+        model[0].weight.copy_(loaded)
+        model[2].weight[:8] = 0.5
+    train(model, optimizer, DATA[:1])
+    with pruner.latents():
+        torch.testing.assert_close(model[0].weight.detach(), loaded, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model[2].weight.detach()[:8], torch.full((8, 40), 0.5), rtol=0, atol=1e-6)
 
 
 def test_looking_before_the_first_step_is_no_edit() -> None:
@@ -174,11 +210,14 @@ def test_a_rate_that_rises_by_hand_is_curbed() -> None:
 # -- in the middle ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("several", [False, True], ids=["one optimizer", "two"])
 @pytest.mark.parametrize("method", [pb.methods.GMP, pb.methods.ACDC, pb.methods.RigL, pb.methods.OneShot])
-def test_masks_are_chosen_anew_for_weights_that_are_loaded(method: Any) -> None:
+def test_masks_are_chosen_anew_for_weights_that_are_loaded(method: Any, several: bool) -> None:
     """Those of the old weights would cut most of the large ones of the new. The count stays that of the schedule."""
+    if several and method.ranks_together:
+        return
     model = mlp(32, 40, 32)
-    optimizer = sgd(model)
+    optimizer: Any = [sgd(model[0]), sgd(model[2])] if several else sgd(model)
     pruner = pb.Pruner(model, optimizer, method(sparsity=0.9), total_steps=60)
     train(model, optimizer, DATA[:55])
     loaded = trained(3)
@@ -196,6 +235,69 @@ def test_masks_are_chosen_anew_for_weights_that_are_loaded(method: Any) -> None:
     assert all(torch.equal(p != 0, mask) for p, mask in zip(pruner.parameters, wanted, strict=True))
     train(model, optimizer, DATA[56:])  # and nothing is said any more
     assert pruner.finish().pruned_nonzeros == SIZE // 10
+
+
+@pytest.mark.parametrize("method", [pb.methods.GMP, pb.methods.RigL])
+def test_masks_are_chosen_anew_where_they_are_due_as_well(method: Any) -> None:
+    """Just before such a step what was loaded was cut by the old masks, in silence: 43 to 57 % of its energy stayed."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model, lr=1e-9)
+    pruner = pb.Pruner(model, optimizer, method(sparsity=0.8, every=4), total_steps=60)
+    due = next(step for step in range(32, 60) if not pruner.may_replay(step))
+    train(model, optimizer, DATA[:due])
+    loaded = trained(3)
+    model.load_state_dict(loaded.state_dict())
+    with pytest.warns(UserWarning, match=f"Weights outside the masks were given values before step {due}"):
+        train(model, optimizer, DATA[due : due + 1])
+    for i in (0, 2):
+        kept, dense = model[i].weight.detach(), loaded[i].weight.detach()
+        best = dense.flatten().square().topk(int(kept.count_nonzero())).values.sum()
+        assert kept.square().sum() > (0.85 if method is pb.methods.RigL else 0.95) * best
+
+
+def test_masks_that_are_not_chosen_anew_are_said_to_cut() -> None:
+    """A method of one's own that says nothing of loaded weights: the masks stay, with a warning."""
+
+    class Fixed(pb.goals.MaskGoal):
+        def first_masks(self, weights: Any) -> Any:
+            return [weight.abs() > weight.abs().median() for weight in weights]
+
+        def is_due(self, step: int, total_steps: int | None) -> bool:
+            return False
+
+        def masks(self, view: Any) -> None:
+            return None
+
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pb.Pruner(model, optimizer, Fixed())
+    train(model, optimizer, DATA[:5])
+    model.load_state_dict(trained(3).state_dict())
+    with pytest.warns(UserWarning, match="before step 5, as load_state_dict does, and are cut: Fixed says nothing"):
+        train(model, optimizer, DATA[5:6])
+
+
+def test_rows_that_begin_anew_after_a_checkpoint_of_landed_stay() -> None:
+    """Everything that was written between loading such a checkpoint and the first step was lost."""
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=40)
+    train(model, optimizer, DATA[:30])
+    with pruner.landed():
+        saved = copy.deepcopy((model.state_dict(), pruner.state_dict()))
+    before = {name: value.clone() for name, value in pruner.latent_tensors().items()}
+    twin = mlp(32, 40, 32)
+    its = sgd(twin, lr=1e-12)
+    other = pb.Pruner(twin, its, pb.Budget(sparsity=0.9), total_steps=40)
+    other.load_state_dict(saved[1])
+    twin.load_state_dict(saved[0])
+    with torch.no_grad():
+        twin[2].weight[:8] = 0.5
+    train(twin, its, DATA[30:31])
+    after = other.latent_tensors()
+    torch.testing.assert_close(after["2.weight"][:8], torch.full((8, 40), 0.5), rtol=0, atol=1e-6)
+    torch.testing.assert_close(after["2.weight"][8:], before["2.weight"][8:], rtol=0, atol=1e-6)
+    torch.testing.assert_close(after["0.weight"], before["0.weight"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("order", ["model first", "state first", "model before the pruner"])

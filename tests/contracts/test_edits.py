@@ -258,6 +258,23 @@ def test_an_edit_is_kept_beside_several_optimizers(edited, order):
     torch.testing.assert_close(model.get_parameter(edited).detach()[kept], halved[kept], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("shrink", ["hard", "power"])
+def test_rows_that_begin_anew_in_a_part_that_steps_later(shrink):
+    """The last optimizer moves the thresholds first: what was written elsewhere was added to the latent weights."""
+    model = network()
+    optimizers = [torch.optim.SGD(part, lr=1e-12) for part in (model[:2].parameters(), model[2:].parameters())]
+    pruner = pb.Pruner(model, optimizers, pb.Budget(sparsity=0.5), ramp=0, shrink=shrink)
+    train(model, optimizers, batches(5))
+    before = latents(pruner, model)["0.weight"]
+    with torch.no_grad():
+        model[0].weight[:8] = 0.5
+    for optimizer in optimizers[::-1]:
+        still_step(model, optimizer)
+    after = latents(pruner, model)["0.weight"]
+    assert (after[:8] == 0.5).all()
+    torch.testing.assert_close(after[8:], before[8:], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("together", [700, 10**6], ids=["in pieces", "in one"])
 def test_large_tensors_are_looked_at_in_pieces(monkeypatch, together):
     """A dozen copies of an embedding might not fit into memory. Tensors are judged as wholes whatever the pieces."""
@@ -320,6 +337,28 @@ def test_edits_without_a_trace_are_mentioned_once_they_recur():
     with pytest.warns(UserWarning, match="through .data, which leaves no trace") as told:
         decayed(40)
     assert len(told) == 1
+
+
+def test_edits_without_a_trace_are_found_beside_those_with_one():
+    """An embedding with max_norm is written to in every forward pass: nothing else was looked at."""
+    model, optimizer, _ = pruned("power", lr=1e-12)
+    train(model, optimizer, batches(1))
+    before = copied(model)["0.weight"]
+    with pytest.warns(UserWarning, match="through .data, which leaves no trace"):
+        for _ in range(100):
+            scaled_as_data(model[0].weight)
+            with torch.no_grad():
+                model[2].weight.mul_(1.0)
+            still_step(model, optimizer)
+    assert float(model[0].weight.detach().norm() / before.norm()) == pytest.approx(0.99**100, rel=0.02)
+
+
+def test_a_nan_is_no_edit():
+    """It differs from itself: a training that diverged was said to be edited through .data."""
+    model, optimizer, _ = pruned("power", lr=1e-12)
+    model[0].weight.data[0, 0] = torch.nan
+    for _ in range(40):
+        still_step(model, optimizer)
 
 
 @pytest.mark.parametrize("sparsity", [0.02, 0.5, 0.95])

@@ -114,3 +114,44 @@ def test_latents_are_not_to_be_had_inside_what_is_landed() -> None:
     _, _, pruner = in_training(30)
     with pruner.landed(), pytest.raises(pb.UserError, match=r"latents\(\) was asked for inside pruner\.landed\(\)"):
         pruner.latents().__enter__()
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+@pytest.mark.parametrize("ask", ["landed", "landed_tensors"])
+def test_asking_between_an_edit_and_the_next_step_changes_nothing(ask: str, shrink: str) -> None:
+    """The edit was taken over by asking, and judged once more by the step, as one of survivors alone."""
+    ends = []
+    for asks in (False, True):
+        model, optimizer, pruner = in_training(30, shrink=shrink)
+        with torch.no_grad():
+            model[0].weight[:8] = 0.1
+            model[2].weight.add_(1e-4)
+        if asks and ask == "landed":
+            with pruner.landed():
+                pass
+        elif asks:
+            pruner.landed_tensors()
+        train(model, optimizer, batches(TOTAL)[30:])
+        ends.append({**copied(model), **pruner.latent_tensors()})
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("shrink", ["hard", "power", "soft"])
+@pytest.mark.parametrize("goal", [pb.Fixed(sparsity=0.5, bound="gaussian"), pb.Unconstrained(weight=1.0)])
+def test_decay_after_the_last_step_is_no_load(goal: object, shrink: str) -> None:
+    """No survivor is what the pruner wrote then: they were taken for other weights, and shrunk once more at the end."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    pruner = pb.Pruner(model, optimizer, goal, TOTAL, shrink=shrink)  # type: ignore[arg-type]
+    train(model, optimizer, batches(TOTAL))
+    with torch.no_grad():
+        for i in (0, 2, 4):
+            model[i].weight.mul_(0.99)
+    before = copied(model)
+    with pruner.landed():
+        within = copied(model)
+    pruner.finish()
+    assert_same(copied(model), within)
+    for i in (0, 2, 4):
+        ratio = float(model[i].weight.detach().norm() / before[f"{i}.weight"].norm())
+        assert ratio == pytest.approx(1.0, abs=0.02)

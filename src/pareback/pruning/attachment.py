@@ -36,11 +36,13 @@ class Attachment:
         zeros: int,
         settle: Callable[[], None],
         restart: Callable[[list[int]], None],
+        unland: Callable[[], None],
         repeats_closures: bool,
         total_steps: int | None,
     ) -> None:
         self._step, self._resolved, self._choice = step, resolved, choice
-        self._settle, self._restart, self._repeats_closures = settle, restart, repeats_closures
+        self._settle, self._restart, self._unland = settle, restart, unland
+        self._repeats_closures = repeats_closures
         self._landed = False  # whether the weights that were loaded are those of landed()
         self._begins, self._fresh = True, True  # until the next step; and whether no state was loaded
         self.announced, self._taken = total_steps, 0  #: the steps of the training, if it is to end
@@ -149,11 +151,10 @@ class Attachment:
         self._step.groups.set_multiples()
         if self._landed:
             self._landed = False
-            self._step.prune_all()
+            self._unland()
             return
-        edited = self._step.edits.all()
-        if fresh and edited and self._step.shards.group is None:
-            self._restart(edited)
+        if fresh and self._step.shards.group is None:
+            self._restart(self._step.edits.all())
 
     def _makes_room(self, optimizer: Optimizer) -> bool:
         """Whether a step trains nothing: every rate and every gradient is zero.

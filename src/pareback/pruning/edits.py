@@ -28,6 +28,10 @@ _MOVE = 0.25
 _TOGETHER, _ELSEWHERE = 2**18, 2**22
 
 
+#: Edits that leave no trace are looked for once in so many steps at least, and are no accident after so many finds.
+_RARELY, _CERTAIN = 512, 3
+
+
 class Keeper(Protocol):
     """Where pruned weights are, and how their latent ones follow an edit of survivors alone, or a move of all."""
 
@@ -38,8 +42,8 @@ class Edits:
     """Remembers the tensors of each optimizer (``part`` is its number) as they were left, by their version counters.
 
     An assignment to ``.data`` leaves no trace there. So that decay or clip loops written that way are found, too, all
-    tensors are looked at in a few steps, ever more rarely, and in every step once there was something in two of them
-    in a row. What is done in some steps only is not found.
+    tensors are looked at in a few steps, ever more rarely, and in every step once there was something in two steps in a
+    row, or in three altogether. Up to then what is done so is adopted.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], parts: Sequence[Sequence[int]]) -> None:
@@ -48,6 +52,7 @@ class Edits:
         self._left: dict[int, list[int]] = {}  # per optimizer: the versions of its tensors as they were left
         self._before: set[int] = set()  # what was written to before that, or may have been
         self._suspected: set[int] = set()  # the optimizers whose weights are edited without a trace, by the last look
+        self._found = 0  # how many looks found such edits
         self._unseen = False  # whether that is certain
         self._answer: _Answer | None = None
         self.divide(parts)
@@ -125,11 +130,12 @@ class Edits:
         steps = self._steps[part]
         if self._answer is not None and not torch.cuda.is_current_stream_capturing():  # asking would break a capture
             self._hear()
-        due = part in self._suspected or (steps > 1 and steps & (steps - 1) == 0)
-        if not due or self._unseen or self.of(part) or not (may_look or _may_ask(thresholds)):
-            self.keep(part, keeper, thresholds)
+        due = part in self._suspected or (steps > 1 and (steps & (steps - 1) == 0 or steps % _RARELY == 0))
+        traced = self.of(part)
+        self.keep(part, keeper, thresholds)
+        if not due or self._unseen or not (may_look or _may_ask(thresholds)):
             return
-        kept = keeper.keep_values(self._parts[part], thresholds)
+        kept = keeper.keep_values(sorted({*self._parts[part]}.difference(traced)), thresholds)
         if kept is not None:
             self._answer = _Answer(part, kept)
             if not kept.is_cuda:
@@ -142,13 +148,14 @@ class Edits:
         self._answer = None
         self._suspected.discard(part)
         if found:
+            self._found += 1
             self._suspected.add(part)
-        if found and again and not self._unseen:
+        if found and (again or self._found == _CERTAIN) and not self._unseen:
             self._unseen = True
             warnings.warn(
-                "Pruned weights are changed between steps through .data, which leaves no trace. They are looked "
-                "through in every step from now on, which takes time. Change them in place under torch.no_grad() "
-                "instead, as in weight.mul_(0.999).",
+                "Pruned weights are changed between steps through .data, which leaves no trace, and were shrunk again "
+                "each time. They are looked through in every step from now on, which takes time. Change them in place "
+                "under torch.no_grad() instead, as in weight.mul_(0.999).",
                 stacklevel=2,
             )
 
@@ -310,7 +317,8 @@ class _Change:
         self._each = torch.stack([piece.threshold for piece in pieces])
         self._weight, self._latent = _flat([p.weight for p in pieces]), _flat([p.latent for p in pieces])
         self._left = self._written()
-        self._edited, self._zero = self._weight != self._left, self._left == 0
+        self._edited = (self._weight != self._left) & ~self._weight.isnan()  # NaN differs from itself
+        self._zero = self._left == 0
 
     def sums(self) -> Tensor:
         """Return nine numbers of each piece: how many, and as sums of squares how far.

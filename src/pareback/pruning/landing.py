@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -60,9 +61,7 @@ class Lander:
     def land(self) -> None:
         """Write the final weights into the model, and the thresholds that they come of into the state."""
         step, state, mount = self._step, self._step.controller.state, self._step.mount
-        if mount.holds_pruned:  # an edit since the last step is part of the model now: take it over before landing
-            self._adopt_loaded()
-            step.adopt_edits()
+        self.take_over()
         latents = mount.latents()
         weights = self._measured(latents)
         landing = self._goal.land(self._resolved, weights, state.r, self._step.exponent, self._step.shards)
@@ -79,6 +78,12 @@ class Lander:
         step.exchange_counts()
         mount.end()
 
+    def take_over(self) -> None:
+        """Let latent weights take over edits since the last step: they are part of the model now."""
+        if self._step.mount.holds_pruned:
+            self._adopt_loaded()
+            self._step.adopt_edits()
+
     def _adopt_loaded(self) -> None:
         """Take over whole tensors that were loaded, such as those of the best checkpoint.
 
@@ -92,6 +97,8 @@ class Lander:
             weight = local(parameter.detach())
             (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._step.exponent)
             kept = weight != 0
+            if step.exponent != math.inf and not bool((kept & (written == 0)).any()):
+                continue  # survivors alone were edited, and keep the values that they were given
             if int((kept & (weight == written)).sum()) < _KEPT_OF_OURS * int(kept.sum()):
                 latent.copy_(weight)
 

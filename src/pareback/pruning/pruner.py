@@ -16,7 +16,7 @@ from ..costs.selection import MIN_SIZE, plain_names
 from ..errors import InvalidUse
 from ..goals.goal import Goal, checked_goal
 from ..messages import suggests_options
-from ..sharding import Shards, like, local, shared_by_first
+from ..sharding import Shards, copied_by_ddp, like, local, send_from_first
 from ..shrink import predicted_sparsity
 from ..thresholds.controller import Controller, State
 from ..thresholds.masks import MaskRule
@@ -153,7 +153,7 @@ class Pruner:
         choice = (include, exclude, min_size)
         repeats = self._repeats_closures and not rule.keeps_masks  # masks hold between steps, not within one
         self._attachment = Attachment(
-            self._step, resolved, choice, zeros, self._settle, self._restart, repeats, self.total_steps
+            self._step, resolved, choice, zeros, self._settle, self._restart, self._unland, repeats, self.total_steps
         )
 
     def _start(self, tensors: Sequence[Tensor], share: float) -> State:
@@ -178,19 +178,40 @@ class Pruner:
         step, controller = self._step, self._step.controller
         if isinstance(controller.rule, MaskRule):  # which looks for itself
             return
+        copied = copied_by_ddp(self.parameters, edited)
+        if not edited and not copied:
+            return
         with torch.no_grad():
-            step.follow_device()
+            step.look_up()
             replaced = step.mount.replaced(edited, controller.state.threshold)
-            step.mount.adopt(replaced)
-            copied = len(edited) == len(self.parameters) and shared_by_first(self.parameters, step.mount.latents())
             if not replaced and not copied:
                 return
+            step.mount.adopt(replaced)
+            step.adopt_edits()  # of other tensors
+            latents = step.mount.latents()
+            for group, members in copied:
+                send_from_first([latents[i] for i in members], group)
             fresh = self._start(step.mount.latents(), 0.0 if controller.ramp_steps else 1.0)
             for name, value in controller.state.tensors().items():
                 value.copy_(getattr(fresh, name))
             controller.extremes = self.goal.extremes_of(self._resolved, fresh.r)
             self._spread_before = fresh.spread.clone()
             step.prune_all()
+
+    def _unland(self) -> None:
+        """Give the model the weights of the training where it has those of landed(); what else was done to it stays."""
+        edits = []
+        with torch.no_grad():
+            self._step.look_up()
+            close = 1e-4 * self.spreads()  # another processor may land at another last digit
+            for i, value in self._lander.final():
+                weight = local(self.parameters[i].detach())
+                edited = ~torch.isclose(weight, value, rtol=1e-5, atol=float(close[i]))
+                if bool(edited.any()):
+                    edits.append((weight, edited, weight[edited]))
+            self._step.prune_all()
+            for weight, edited, values in edits:
+                weight[edited] = values
 
     def _mounted(self, thresholds: Tensor) -> Mount:
         return BesideOptimizer(self.parameters, self._exponent, self._straight_through)
@@ -388,7 +409,8 @@ class Pruner:
         self._settle()
         shown = [local(p.detach()).clone() for p in self.parameters]
         with torch.no_grad(), self._step.edits.writing():
-            self._step.adopt_edits()
+            edited = self._step.edited()
+            self._lander.take_over()
             for i, value in self._lander.final():
                 self._step.mount.land(i, value)
         self._attachment.looking = "landed()"
@@ -399,16 +421,19 @@ class Pruner:
             with self._step.edits.writing():
                 for parameter, value in zip(self.parameters, shown, strict=True):
                     local(parameter.detach()).copy_(value)
+                _give_back(edited)
 
     def landed_tensors(self) -> dict[str, Tensor]:
         """Return by name copies of the weights that :meth:`landed` would show; none where it would show no others."""
         if self.finished or not self.ramp_ended:
             return {}
         self._settle()
-        with torch.no_grad():
-            if self._step.mount.holds_pruned:
-                self._step.adopt_edits()
-            return {self.names[i]: like(value, self.parameters[i]) for i, value in self._lander.final()}
+        with torch.no_grad(), self._step.edits.writing():
+            edited = self._step.edited() if self._step.mount.holds_pruned else []
+            self._lander.take_over()
+            found = {self.names[i]: like(value, self.parameters[i]) for i, value in self._lander.final()}
+            _give_back(edited)
+            return found
 
     def prune_(self, model: nn.Module) -> nn.Module:
         """Prune a copy of the model, such as an average of its latent weights, to the same non-zeros per tensor."""
@@ -512,3 +537,10 @@ class Pruner:
         vars(self).update(state)
         if not self.finished:
             self._attachment.revive()
+
+
+def _give_back(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Leave tensors as they were when they were copied."""
+    with torch.no_grad():
+        for tensor, value in copies:
+            tensor.copy_(value)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ..costs.limits import Range
 from ..errors import InvalidUse
-from ..kernels import Moments, PassRecord, Sweep, count, measure, native
+from ..kernels import Moments, PassRecord, Sweep, count, measure, native, shrunk
 from ..sharding import Shards, local
 from ..thresholds.controller import BAND, Controller, Cut
 from ..thresholds.masks import MaskRule
@@ -230,9 +230,7 @@ class Step:
             cut = self._advance(self.moments)
             for other, others in enumerate(self.groups.parts):  # the thresholds of the others have moved, too
                 if other != part and others and not self.held[other]:
-                    thresholds = self.controller.state.threshold
-                    self.edits.keep(other, self.mount, thresholds)
-                    self.mount.carry(other, others, thresholds)
+                    self._adopt(other)
                     self.prune(other, cut)
                     self.edits.note(other)
         self.prune(part, cut)
@@ -375,10 +373,32 @@ class Step:
         """Let latent weights take over what was done to the pruned ones since the last step."""
         for part, members in enumerate(self.groups.parts):
             if members:
-                thresholds = self.controller.state.threshold
-                sweep = self.mount.sweep(part, members, thresholds)
-                self.edits.keep(part, self.mount, thresholds)
-                sweep.measured([None] * len(members), self.groups.of_part(part, thresholds), 1.0)
+                self._adopt(part)
+
+    def _adopt(self, part: int) -> None:
+        members, thresholds = self.groups.parts[part], self.controller.state.threshold
+        sweep = self.mount.sweep(part, members, thresholds)
+        self.edits.keep(part, self.mount, thresholds)
+        sweep.measured([None] * len(members), self.groups.of_part(part, thresholds), 1.0)
+
+    def edited(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors that others have written to, and their latent ones, each beside a copy of its values."""
+        self.look_up()
+        latents, thresholds = self.mount.latents(), self.controller.state.threshold
+        kept = []
+        for i, (parameter, latent) in enumerate(zip(self.parameters, latents, strict=True)):
+            weight = local(parameter.detach())
+            (written,) = shrunk([latent], thresholds[i : i + 1], self.exponent)
+            if not torch.equal(weight, written):
+                kept += [(weight, weight.clone()), (latent, latent.clone())]
+        return kept
+
+    def look_up(self) -> None:
+        """Follow tensors to where they are by now, another device perhaps."""
+        self.follow_device()
+        for part, members in enumerate(self.groups.parts):
+            if members:
+                self.mount.sweep(part, members, self.controller.state.threshold)
 
     def follow_device(self) -> None:
         """Follow the model to another device."""

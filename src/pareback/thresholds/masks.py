@@ -174,9 +174,11 @@ class MaskRule(Rule):
                     f"{self._step} of {self._total} masks are to have changed, and {cut:,} weights go at once now.",
                     stacklevel=4,
                 )
-        elif (edited or self._step == 0) and len(members) == len(self.masks) and not self.is_due(self._step):
+        elif edited or self._step == 0:
             outside = _anywhere(((w != 0) & ~mask).any() for w, mask in zip(weights, masks, strict=True))
-            if outside and self._step == 0:
+            if outside and self._step == 0 and self.is_due(0):  # masks are chosen now
+                return
+            if outside and self._step == 0 and len(members) == len(self.masks):
                 self._take(members, self._method.first_masks(weights))
                 under_way.masks.clear()  # those of before were for other weights, and would cut these
             elif outside:
@@ -189,6 +191,12 @@ class MaskRule(Rule):
         chosen = self._method.missed_masks(view)
         before = [self.masks[i].clone() for i in members]
         self._take(members, chosen)
+        if chosen is None and not self.is_due(self._step):
+            warnings.warn(
+                f"Weights outside the masks were given values before step {self._step}, as load_state_dict does, and "
+                f"are cut: {type(self._method).__name__} says nothing of how masks are chosen anew.",
+                stacklevel=4,
+            )
         if any(not torch.equal(old, self.masks[i]) for i, old in zip(members, before, strict=True)):
             assert self._under_way is not None
             self._under_way.masks.clear()
