@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -23,13 +24,17 @@ from .sharding import local
 class Frozen:
     """Keeps the zeros of a model; made by :func:`freeze`. Use :meth:`remove`, or a ``with`` block, to end it."""
 
-    def __init__(self, weights: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: nn.Module, weights: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
         self.names, self._weights = list(weights), list(weights.values())
         self._zeros = [local(p.detach()) == 0 for p in self._weights]
-        self._warned = False
-        self._attach(optimizers)
+        self._warned: set[str] = set()  # of which tensors it was said that they are cut again, or gone
+        self._attach(model, optimizers)
 
-    def _attach(self, optimizers: Sequence[Optimizer]) -> None:
+    def _attach(self, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
+        self._model = weakref.ref(model) if model is not None else None
+        if model is not None:
+            frozen_here.setdefault(model, []).append(self)
+            watch_all_optimizers()
         # Weakly: an optimizer keeps its hooks, and one that nobody else needs may go.
         self._hooks: WeakSet[StepHooks] = WeakSet()
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -43,12 +48,13 @@ class Frozen:
         self._hooks.add(StepHooks(optimizer, self._before, after, failed=after))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_hooks": [hooks.optimizer for hooks in self._hooks], "_strangers": None}
+        hooked = [hooks.optimizer for hooks in self._hooks]
+        return {**vars(self), "_hooks": hooked, "_strangers": None, "_model": self._present()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as a copy, or after unpickling: beside the copied optimizers, which left their hooks behind."""
         vars(self).update(state)
-        self._attach(state["_hooks"])
+        self._attach(state["_model"], state["_hooks"])
 
     def notice(self, optimizer: Optimizer) -> None:
         """Look at an optimizer that is about to step: where it moves what has zeros to keep, they are kept there, too.
@@ -59,8 +65,14 @@ class Frozen:
         wraps = any(isinstance(value, Optimizer) for value in vars(optimizer).values())  # whose steps are seen within
         if wraps or self.holds(optimizer) or self._strangers.get(optimizer) == number or _is_capturing():
             return
-        self._strangers[optimizer] = number
-        moved = held_by([optimizer]) - _pruned_or_kept(optimizer)
+        held = held_by([optimizer])
+        if not held & self.keeps():
+            self._strangers[optimizer] = number
+            self._warn_of_gone(held)
+            return
+        moved = held - _pruned_or_kept(optimizer)  # for now: that may have an end
+        if not moved & self.keeps():
+            return
         self._let_go([p for p in (self._weights[i] for i in self._filled()) if id(p) in moved and not _has_zeros(p)])
         if not moved & self.keeps():
             return
@@ -71,6 +83,25 @@ class Frozen:
             "steps keep them as well. Call remove() of what pb.freeze returned to let them train.",
             stacklevel=2,
         )
+
+    def _warn_of_gone(self, held: set[int]) -> None:
+        """Warn where an optimizer moves other tensors that the model has by now in the place of ours."""
+        model = self._present()
+        now = {} if model is None else plain_names(model)
+        there = [(name, p, now.get(name)) for name, p in zip(self.names, self._weights, strict=True)]
+        gone = [name for name, p, other in there if other is not None and other is not p and id(other) in held]
+        fresh = [name for name in gone if name not in self._warned]
+        self._warned.update(fresh)
+        if fresh:
+            warnings.warn(
+                f"{listed(fresh)} had zeros that pb.freeze keeps, and the model has another tensor there now, as after "
+                "load_state_dict(assign=True): its zeros are not kept. Call pb.freeze again, with this optimizer.",
+                stacklevel=3,
+            )
+
+    def _present(self) -> nn.Module | None:
+        """Return the model, unless nobody needs it any more."""
+        return None if self._model is None else self._model()
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Whether zeros are kept in the steps of an optimizer."""
@@ -93,17 +124,22 @@ class Frozen:
         self._mask_gradients()
 
     def _follow_loaded(self) -> None:
-        """Keep the zeros of another pruned network that was loaded; cut again what else was filled, and say so."""
-        cut = []
-        for i in self._filled():
-            zeros = local(self._weights[i].detach()) == 0
-            elsewhere = zeros & ~self._zeros[i]
+        """Keep the zeros of another pruned network that was loaded, or of this one made sparser.
+
+        What else was filled is cut again, with a warning.
+        """
+        filled = {*self._filled()}
+        for i, (weight, left) in enumerate(zip(self._weights, self._left, strict=True)):
+            if weight._version == left:
+                continue
+            zeros = local(weight.detach()) == 0
+            elsewhere = zeros & ~self._zeros[i].to(zeros.device)
             if int(elsewhere.sum()) > MANY_ZEROS * int((~self._zeros[i]).sum()):
                 self._zeros[i] = zeros
-            else:
-                cut.append(self.names[i])
-        if cut and not self._warned:
-            self._warned = True
+                filled.discard(i)
+        cut = [self.names[i] for i in sorted(filled) if self.names[i] not in self._warned]
+        self._warned.update(cut)
+        if cut:
             warnings.warn(
                 f"Weights of {listed(cut)} that pb.freeze keeps at zero were given values, as load_state_dict or "
                 "beginning a layer anew does, and are cut to zero again. Call remove() of what pb.freeze returned "
@@ -187,10 +223,15 @@ def freeze(
             f"{listed(missing)} {has} in no optimizer that was given. Give every optimizer that moves {them}, or leave "
             f"{them} out with {excluding(missing)}."
         )
-    frozen = Frozen(partly, optimizers)
-    frozen_here.setdefault(model, []).append(frozen)
-    watch_all_optimizers()
-    return frozen
+    return Frozen(_unwrapped(model), partly, optimizers)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model itself: what wraps it may be made for a call and go."""
+    inner = getattr(model, "_orig_mod", None) or (
+        model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else None
+    )
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def _has_zeros(parameter: nn.Parameter) -> bool:

@@ -399,3 +399,87 @@ def test_rows_that_begin_anew_are_cut_to_the_zeros_again_which_is_said() -> None
     with pytest.warns(UserWarning, match="Weights of '0.weight' that pb.freeze keeps at zero were given values"):
         train(model, optimizer, DATA[:1])
     assert kept(zeros, model)
+
+
+def test_what_was_cut_again_is_said_of_each_tensor() -> None:
+    model, optimizer = finished()
+    zeros = masks(model)
+    pb.freeze(model, optimizer)
+    for i, batch in ((0, DATA[0]), (2, DATA[1])):
+        with torch.no_grad():
+            model[i].weight[:20].normal_()
+        with pytest.warns(UserWarning, match=f"Weights of '{i}.weight' that pb.freeze keeps at zero were given values"):
+            train(model, optimizer, [batch])
+    assert kept(zeros, model)
+
+
+@pytest.mark.parametrize("between", ["an inner block", "a pruner"])
+def test_an_optimizer_that_somebody_else_looked_after_is_looked_at_again(between: str) -> None:
+    """It was no news while the inner block or the pruner was at work, and then forgotten: all zeros were filled."""
+    model, optimizer = finished()
+    pb.freeze(model, optimizer)
+    later = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if between == "an inner block":
+        with pb.freeze(model, later):
+            train(model, later, DATA[:3])
+    else:
+        pruner = pb.Pruner(model, later, pb.Budget(sparsity=0.95), total_steps=3)
+        train(model, later, DATA[:3])
+        pruner.finish()
+    zeros = masks(model)
+    with pytest.warns(UserWarning, match="A new AdamW moves tensors whose zeros pb.freeze keeps"):
+        train(model, later, DATA[3:4])
+    train(model, later, DATA[4:8])
+    assert kept(zeros, model)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", ["pruned once", "loaded"])
+def test_a_network_that_is_made_sparser_stays_so(how: str) -> None:
+    """Of zeros that held all old ones nothing was noticed, and the network grew back to those."""
+    model, optimizer = finished()
+    pb.freeze(model, optimizer)
+    train(model, optimizer, DATA[:3])
+    sparser = model if how == "pruned once" else copy.deepcopy(model)
+    pb.prune_(sparser, pb.Budget(sparsity=0.95))
+    model.load_state_dict(sparser.state_dict())
+    zeros = masks(model)
+    train(model, optimizer, DATA[3:8])
+    assert kept(zeros, model)
+    assert sum(int(zero.sum()) for zero in zeros.values()) == 0.95 * 2 * 32 * 40
+
+
+def test_a_copy_is_looked_after_by_its_own_later_optimizers() -> None:
+    """As the original is: a later optimizer filled the zeros of a copy."""
+    model, optimizer = finished()
+    model, optimizer, frozen = copy.deepcopy((model, optimizer, pb.freeze(model, optimizer)))
+    zeros, later = masks(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with pytest.warns(UserWarning, match="A new AdamW moves tensors whose zeros pb.freeze keeps"):
+        train(model, later, DATA[:1])
+    assert kept(zeros, model)
+    frozen.remove()
+    train(model, later, DATA[1:2])
+    assert not kept(zeros, model)
+
+
+def test_a_wrapper_that_goes_takes_nothing_along() -> None:
+    """What torch.compile or DataParallel returned for the call was what zeros were remembered by."""
+    model, optimizer = finished()
+    pb.freeze(torch.compile(nn.DataParallel(model)), optimizer)  # type: ignore[arg-type]
+    gc.collect()
+    zeros, later = masks(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with pytest.warns(UserWarning, match="A new AdamW moves tensors whose zeros pb.freeze keeps"):
+        train(model, later, DATA[:1])
+    assert kept(zeros, model)
+
+
+def test_tensors_that_are_replaced_are_mentioned() -> None:
+    """load_state_dict(assign=True) puts other tensors into the model, of which freeze knows nothing."""
+    model, optimizer = finished()
+    pb.freeze(model, optimizer)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    later = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with pytest.warns(
+        UserWarning, match=r"'0.weight', '2.weight' had zeros that pb.freeze keeps, and the model has an"
+    ):
+        train(model, later, DATA[:1])

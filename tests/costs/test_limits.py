@@ -344,6 +344,16 @@ def test_flops_of_selected_tensors() -> None:
     assert flops_of(model, select(model, **BOTH)[::-1], flops) == [600, 2400]
 
 
+def test_bytes_above_the_dense_model_are_those_of_the_model() -> None:
+    """One bit per weight, which says what stays, was counted for a model of which nothing is pruned."""
+    model = nn.Sequential(nn.Linear(64, 300), nn.Linear(300, 10))  # 22,510 parameters in 4 bytes; 22,200 weights
+    with pytest.warns(UserWarning, match="nothing is pruned: bytes=1,000,000 is above the dense model's 90,040 bytes"):
+        pb.prune_(model, pb.Budget(bytes="1MB"))
+    with pytest.warns(UserWarning, match="pays for no more than one bit per weight: bytes=91,000 is above .* 90,040 b"):
+        report = pb.prune_(model, pb.Budget(bytes=91_000))
+    assert report.pruned_nonzeros == (91_000 - 4 * 310 - 22_200 // 8) // 4
+
+
 def test_a_budget_above_the_dense_model_is_mentioned() -> None:
     """An amount in the wrong unit would end with a dense model, without a word; the dense model's own cost is meant."""
     model = nn.Sequential(nn.Linear(64, 300), nn.Linear(300, 10))

@@ -223,12 +223,53 @@ class Banded(nn.Module):
         return weight.triu(-1).tril(1)
 
 
+class Adapted(nn.Module):
+    """Adds a product that begins at zero, as LoRA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(4, 40)), nn.Parameter(torch.zeros(40, 4))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.up @ self.down
+
+
+class Inverted(nn.Module):
+    """Has no value where half of the weights are zero, as by chance two rows may be."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(weight)
+
+
+def adapted(layer: nn.Module) -> nn.Module:
+    return parametrize.register_parametrization(layer, "weight", Adapted())
+
+
+def inverted(layer: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(40))  # type: ignore[operator]
+    return parametrize.register_parametrization(layer, "weight", Inverted())
+
+
+def symmetric_of_odd_size(layer: nn.Module) -> nn.Module:
+    odd = nn.Linear(41, 41)  # here every second weight is a pattern that is symmetric itself
+    return nn.Sequential(symmetric(odd), nn.Linear(41, 40))
+
+
 def symmetric(layer: nn.Module) -> nn.Module:
     return parametrize.register_parametrization(layer, "weight", Symmetric())
 
 
 def banded(layer: nn.Module) -> nn.Module:
     return parametrize.register_parametrization(layer, "weight", Banded())
+
+
+@pytest.mark.parametrize("wrapped", [adapted, inverted, symmetric_of_odd_size])
+def test_other_parametrizations_that_fill_zeros_are_refused(wrapped: Callable[..., nn.Module]) -> None:
+    """An adapter that begins at zero fills them as soon as it is trained: 90 % were reported, and none was zero."""
+    model = nn.Sequential(wrapped(nn.Linear(40, 40)), nn.Linear(40, 40))
+    with pytest.raises(ValueError, match=r"is behind a parametrization \(.*\) that does not keep its zeros"):
+        pb.prune_(model, pb.Fixed(sparsity=0.5))
 
 
 @pytest.mark.parametrize("wrapped", [parametrizations.orthogonal, symmetric])

@@ -205,6 +205,54 @@ def test_a_state_that_goes_on_to_another_sparsity_is_trained_at_it(before: pb.Go
     assert pruner.finish().pruned_nonzeros == wanted
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_dense_phase_that_begins_at_once_is_not_said_to_cut() -> None:
+    """AC/DC's masks of a longer training were looked up, said to cut 2,663 weights, and replaced in the same step."""
+    goal = ACDC(sparsity=0.8)
+    for total in range(61, 200):
+        phases = dict(goal.phases(total))
+        if phases.get(30) is False:
+            break
+    model, optimizer, pruner = begun(goal)
+    train(model, optimizer, 0, 30)
+    states = [copy.deepcopy(one.state_dict()) for one in (model, optimizer, pruner)]
+    other = network()
+    own = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    again = pb.Pruner(other, own, goal, total_steps=total)
+    for thing, state in zip((other, own, again), states, strict=True):
+        thing.load_state_dict(state)
+    train(other, own, 30, 31)
+    assert sum(kept(other, again)) > 3000
+
+
+@pytest.mark.parametrize(
+    ("before", "goal"),
+    [(GMP(sparsity=0.95), GMP(sparsity=0.8)), (OneShot(sparsity=0.95, when=0.0), OneShot(sparsity=0.8, when=0.0))],
+    ids=["gmp", "oneshot"],
+)
+def test_weights_that_do_not_return_are_mentioned_at_the_end(before: pb.Goal, goal: pb.Goal) -> None:
+    """A state of 95 % that goes on to 80 ends sparser than that, without a word."""
+    model, own, pruner = gone_on(before, goal)
+    take_steps(model, own, 30, STEPS)
+    with pytest.warns(UserWarning, match=r"weights are not zero, where 665 may stay.* brings none back"):
+        assert pruner.finish().pruned_nonzeros < 665
+
+
+def test_weights_in_masks_that_nothing_has_moved_are_mentioned() -> None:
+    """Behind a unit that died no gradient arrives: what RigL grows there stays zero."""
+    model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 40))
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)
+    optimizer = torch.optim.SGD([model[0].weight, model[2].weight], lr=0.1)
+    pruner = pb.Pruner(model, optimizer, RigL(sparsity=0.5), total_steps=STEPS, include="*.weight")
+    with torch.no_grad():
+        for i in (0, 2):
+            model[i].weight[:, :10] = 0.0
+    take_steps(model, [optimizer], 0, STEPS)
+    with pytest.warns(UserWarning, match=r"weights are not zero, where 1,200 may stay. Others in the masks are zero"):
+        pruner.finish()
+
+
 def test_a_state_without_masks_is_refused_by_those_who_keep_them() -> None:
     """An exact budget's state is whole as it is; the sentence names both goals and a way that works."""
     with pytest.raises(pb.UserError, match=r"on the way to Budget\(.*keeps no masks, and GMP\(.* Begin anew from the"):

@@ -30,6 +30,7 @@ class Limit:
     fixed: Fraction
     allowed: Fraction
     sizes: tuple[int, ...]
+    unpruned: Fraction | None = None  #: what the model costs where nothing is pruned, if less than ``dense``
 
     @cached_property
     def _whole(self) -> tuple[list[int], int]:
@@ -39,7 +40,7 @@ class Limit:
 
     @cached_property
     def dense(self) -> Fraction:
-        """What the dense model costs."""
+        """What the model costs with every weight, and with what says which of them stay."""
         return self.cost(self.sizes)
 
     @property
@@ -107,7 +108,7 @@ def _limit(name: str, value: Any, model: nn.Module, selected: Sequence[Selected]
     costs = {"params": _params, "flops": _flops, "bytes": _bytes}[name](model, selected, flops)
     wanted = amount(name, value)
     allowed = wanted.value * costs.dense if wanted.relative else wanted.value
-    return Limit(name, costs.per_weight, costs.fixed, allowed, sizes)
+    return Limit(name, costs.per_weight, costs.fixed, allowed, sizes, costs.dense if name == "bytes" else None)
 
 
 class _Costs(NamedTuple):
@@ -189,11 +190,14 @@ def unreachable(limits: Sequence[Limit], ranges: Sequence[Range]) -> list[str]:
 
 def idle(limits: Sequence[Limit]) -> list[str]:
     """Return a sentence where every limit is above what the dense model costs, perhaps by a wrong unit."""
-    if not limits or any(limit.allowed <= limit.dense for limit in limits):
+    costs = [limit.dense if limit.unpruned is None else limit.unpruned for limit in limits]
+    if not limits or any(limit.allowed <= cost for limit, cost in zip(limits, costs, strict=True)):
         return []
     allowed = " and ".join(f"{limit.name}={figure(limit.allowed)}" for limit in limits)
-    dense = " and ".join(f"{figure(limit.dense)} {unit(limit)}" for limit in limits)
-    return [f"nothing is pruned: {allowed} {'is' if len(limits) == 1 else 'are'} above the dense model's {dense}."]
+    dense = " and ".join(f"{figure(cost)} {unit(limit)}" for limit, cost in zip(limits, costs, strict=True))
+    nothing = all(limit.allowed >= limit.dense for limit in limits)
+    what = "nothing is pruned" if nothing else "what is pruned pays for no more than one bit per weight"
+    return [f"{what}: {allowed} {'is' if len(limits) == 1 else 'are'} above the dense model's {dense}."]
 
 
 def unit(limit: Limit) -> str:

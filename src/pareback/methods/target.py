@@ -135,6 +135,16 @@ class MaskTarget(SparsityTarget, MaskGoal):
             )
         return MaskGoal.rule(self, resolved, like, total_steps)
 
+    def notes(self, resolved: Resolved, nonzeros: Sequence[int]) -> list[str]:
+        asked, have = self.kept(sum(resolved.sizes)), sum(nonzeros)
+        if have >= asked:
+            return []
+        return [
+            f"{have:,} weights are not zero, where {asked:,} may stay. Others in the masks are zero: no gradient has "
+            f"moved them since they grew, or they were pruned before, at a higher sparsity, and {type(self).__name__} "
+            "brings none back."
+        ]
+
     def problems(self, resolved: Resolved) -> list[str]:
         if not any(map(is_sharded, resolved.parameters)):
             return []

@@ -101,8 +101,9 @@ class MaskRule(Rule):
         if self._captured and not capturing:
             self.catch_up(done)
         self._under_way = _UnderWay(counts and not skipped, self._resumed, self._asked[:], {})
+        kept = 0
         if not skipped and not capturing:
-            self._follow_loaded(members, weights, grads, edited)
+            kept = self._follow_loaded(members, weights, grads, edited)
             self._resumed &= not counts
         due = None if skipped else self._due(members)
         if due is not None:
@@ -114,6 +115,13 @@ class MaskRule(Rule):
             resting = at_rest()
             moving = [None if i in resting else grad for i, grad in zip(members, grads, strict=True)]
             self._take(members, self._method.masks(replace(self._view(members, weights, moving), step=due)))
+        cut = kept - sum(int(self.masks[i].sum()) for i in members) if kept else 0
+        if cut > 0:
+            warnings.warn(
+                f"The state was saved in a training of another length, or on the way to another goal: by step "
+                f"{self._step} of {self._total} masks are to have changed, and {cut:,} weights go at once now.",
+                stacklevel=3,
+            )
         for i in () if skipped else members:
             self._asked[i] = self._step + 1
         self._captured |= capturing
@@ -156,33 +164,28 @@ class MaskRule(Rule):
 
     def _follow_loaded(
         self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None], edited: bool
-    ) -> None:
+    ) -> int:
         """Begin anew with weights that came after the first masks; make up for changes that a resumed training missed.
 
         A state goes on under a schedule of another length where the training is shortened or prolonged, and with other
-        counts where it goes on to another goal.
+        counts where it goes on to another goal. Returns how many weights had stayed if that cuts some, or else 0.
         """
         masks, under_way = [self.masks[i] for i in members], self._under_way
         assert under_way is not None
         if self._resumed:
             before = sum(int(mask.sum()) for mask in masks)
             self._take(members, self._method.missed_masks(self._view(members, weights, grads)))
-            cut = before - sum(int(mask.sum()) for mask in masks)
-            if cut > 0:
-                warnings.warn(
-                    f"The state was saved in a training of another length, or on the way to another goal: by step "
-                    f"{self._step} of {self._total} masks are to have changed, and {cut:,} weights go at once now.",
-                    stacklevel=4,
-                )
-        elif edited or self._step == 0:
+            return before if before > sum(int(mask.sum()) for mask in masks) else 0
+        if edited or self._step == 0:
             outside = _anywhere(((w != 0) & ~mask).any() for w, mask in zip(weights, masks, strict=True))
             if outside and self._step == 0 and self.is_due(0):  # masks are chosen now
-                return
+                return 0
             if outside and self._step == 0 and len(members) == len(self.masks):
                 self._take(members, self._method.first_masks(weights))
                 under_way.masks.clear()  # those of before were for other weights, and would cut these
             elif outside:
                 self._choose_anew(members, weights, grads)
+        return 0
 
     def _choose_anew(self, members: Sequence[int], weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """Choose masks for weights that were given while they were trained: the old ones would cut the best of them."""

@@ -121,6 +121,11 @@ TRAIN_X = arrays()["train_x"]
             {"train_x": TRAIN_X / 255},
             r"must be uint8, 0 to 255, not float64: write \(255 \* train_x\).round\(\).astype\('uint8'\).",
         ),
+        (
+            {"train_x": 1.01 * (TRAIN_X / 255)},
+            r"must be uint8, 0 to 255, not float64: write \(255 \* train_x.clip\(0, 1\)\).round\(\).astype\('uint8'\).",
+        ),
+        ({"train_x": np.full(TRAIN_X.shape, np.nan)}, "write the pixels as they were before some became NaN."),
         ({"train_x": TRAIN_X.astype("uint16") * 257}, r"write \(train_x \* \(255 / train_x.max\(\)\)\).round\(\)"),
         ({"train_x": TRAIN_X / 128 - 1}, "write the pixels as they were before they were normalised."),
         (

@@ -19,6 +19,8 @@ from .in_memory import InMemory
 KEYS = ("train_x", "train_y", "test_x", "test_y", "classes")
 #: How many channels images have: grey, colours, colours and opacity.
 _CHANNELS = (1, 3, 4)
+#: Up to this, pixels are of a scale that ends at 1: interpolation goes a little beyond.
+_ABOVE_ONE = 1.1
 
 
 def opened(recipe: DataRecipe, device: torch.device) -> InMemory:
@@ -130,10 +132,13 @@ def _as_bytes(images: Any, key: str) -> str:
     """Return the expression that makes bytes of pixels in another type."""
     if images.size == 0 or images.dtype.kind not in "biuf":
         return f"{key}.astype('uint8')"
+    if images.dtype.kind == "f" and not bool((images == images).all()):
+        return "the pixels as they were before some became NaN"
     if images.min() < 0:
         return "the pixels as they were before they were normalised"
-    if images.dtype.kind in "bf" and images.max() <= 1:
-        return f"(255 * {key}).round().astype('uint8')"
+    if images.dtype.kind in "bf" and images.max() <= _ABOVE_ONE:
+        clipped = f"{key}.clip(0, 1)" if images.max() > 1 else key
+        return f"(255 * {clipped}).round().astype('uint8')"
     if images.max() > 255:
         return f"({key} * (255 / {key}.max())).round().astype('uint8')"
     return f"{key}.astype('uint8')"
