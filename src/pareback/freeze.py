@@ -130,7 +130,7 @@ class Frozen:
         """
         filled = {*self._filled()}
         for i, (weight, left) in enumerate(zip(self._weights, self._left, strict=True)):
-            if weight._version == left:
+            if weight._version == left and i not in filled:
                 continue
             zeros = local(weight.detach()) == 0
             elsewhere = zeros & ~self._zeros[i].to(zeros.device)

@@ -16,16 +16,16 @@ from ..costs.selection import MIN_SIZE, plain_names
 from ..errors import InvalidUse
 from ..goals.goal import Goal, checked_goal
 from ..messages import suggests_options
-from ..sharding import Shards, copied_by_ddp, like, local, send_from_first
+from ..sharding import Shards, like, local
 from ..shrink import predicted_sparsity
-from ..thresholds.controller import Controller, State
+from ..thresholds.controller import Controller
 from ..thresholds.masks import MaskRule
 from . import state as saved
 from .attachment import Attachment, reusable
 from .beside import BesideOptimizer
+from .ends import Beginning, Lander, unland
 from .groups import Groups
 from .hooks import check_optimizers, check_ownership, is_accelerated
-from .landing import Lander
 from .options import (
     check_dense_gradients,
     check_mask_options,
@@ -132,7 +132,8 @@ class Pruner:
         with torch.no_grad():
             tensors = [local(p.detach()) for p in self.parameters]
             zeros = 0 if model in pruned_here else sum(t.numel() - int(t.count_nonzero()) for t in tensors)
-            state = self._start(tensors, 0.0 if growing else 1.0)
+            self._beginning = Beginning(goal, resolved, self._exponent, self._shards)
+            state = self._beginning.state(tensors, 0.0 if growing else 1.0)
             extremes = goal.extremes_of(resolved, state.r)
             controller = Controller(rule, resolved.sizes, resolved.ranges, state, growing, extremes)
             mount = self._mounted(state.threshold)
@@ -156,62 +157,13 @@ class Pruner:
             self._step, resolved, choice, zeros, self._settle, self._restart, self._unland, repeats, self.total_steps
         )
 
-    def _start(self, tensors: Sequence[Tensor], share: float) -> State:
-        weights = self._resolved.weights(tensors, self._shards)
-        threshold = self.goal.start(self._resolved, weights, share, self._exponent, self._shards)
-        counts = torch.zeros(len(tensors), dtype=torch.int64, device=weights.spread.device)
-        return State(
-            r=threshold / weights.spread.clamp_min(torch.finfo(threshold.dtype).tiny),
-            threshold=threshold,
-            spread=weights.spread,
-            peak=weights.peak,
-            nonzero=counts,
-            band=counts.clone(),
-            step=torch.zeros((), dtype=torch.int64, device=counts.device),
-        )
-
     def _restart(self, edited: Sequence[int]) -> None:
-        """Begin anew with weights that replaced those of the beginning; nothing of the old ones stays behind zeros.
-
-        Where DDP has given every process the weights of the first, all take that one's latent weights as well.
-        """
-        step, controller = self._step, self._step.controller
-        if isinstance(controller.rule, MaskRule):  # which looks for itself
-            return
-        copied = copied_by_ddp(self.parameters, edited)
-        if not edited and not copied:
-            return
-        with torch.no_grad():
-            step.look_up()
-            replaced = step.mount.replaced(edited, controller.state.threshold)
-            if not replaced and not copied:
-                return
-            step.mount.adopt(replaced)
-            step.adopt_edits()  # of other tensors
-            latents = step.mount.latents()
-            for group, members in copied:
-                send_from_first([latents[i] for i in members], group)
-            fresh = self._start(step.mount.latents(), 0.0 if controller.ramp_steps else 1.0)
-            for name, value in controller.state.tensors().items():
-                value.copy_(getattr(fresh, name))
-            controller.extremes = self.goal.extremes_of(self._resolved, fresh.r)
-            self._spread_before = fresh.spread.clone()
-            step.prune_all()
+        fresh = self._beginning.anew(self._step, edited)
+        if fresh is not None:
+            self._spread_before = fresh
 
     def _unland(self) -> None:
-        """Give the model the weights of the training where it has those of landed(); what else was done to it stays."""
-        edits = []
-        with torch.no_grad():
-            self._step.look_up()
-            close = 1e-4 * self.spreads()  # another processor may land at another last digit
-            for i, value in self._lander.final():
-                weight = local(self.parameters[i].detach())
-                edited = ~torch.isclose(weight, value, rtol=1e-5, atol=float(close[i]))
-                if bool(edited.any()):
-                    edits.append((weight, edited, weight[edited]))
-            self._step.prune_all()
-            for weight, edited, values in edits:
-                weight[edited] = values
+        unland(self._step, self._lander)
 
     def _mounted(self, thresholds: Tensor) -> Mount:
         return BesideOptimizer(self.parameters, self._exponent, self._straight_through)

@@ -1,4 +1,4 @@
-"""Where training ends: weights that meet the goal exactly, of the model itself or of a copy of it."""
+"""The two ends of a training: the thresholds that it begins with, and weights that meet the goal exactly."""
 
 from __future__ import annotations
 
@@ -13,12 +13,66 @@ from ..errors import InvalidValue
 from ..goals.goal import Goal, Resolved, Weights
 from ..kernels import shrunk
 from ..messages import listed
-from ..sharding import local
+from ..sharding import Shards, copied_by_ddp, local, send_from_first
+from ..thresholds.controller import State
+from ..thresholds.masks import MaskRule
 from ..thresholds.search import counter, keep_at_most, land_one
 from .step import Step
 
 #: A tensor of whose non-zeros fewer than this share are what the pruner wrote was loaded from elsewhere.
 _KEPT_OF_OURS = 0.5
+#: Another processor may land on another last digit: up to this share of a weight, or of its tensor's spread.
+_DIGITS, _SPREADS = 1e-5, 1e-4
+
+
+class Beginning:
+    """Finds the state that a goal begins with."""
+
+    def __init__(self, goal: Goal, resolved: Resolved, exponent: float, shards: Shards) -> None:
+        self._goal, self._resolved, self._exponent, self._shards = goal, resolved, exponent, shards
+
+    def state(self, tensors: Sequence[Tensor], share: float) -> State:
+        """Return it for latent weights where so much of the goal is asked for."""
+        weights = self._resolved.weights(tensors, self._shards)
+        threshold = self._goal.start(self._resolved, weights, share, self._exponent, self._shards)
+        counts = torch.zeros(len(tensors), dtype=torch.int64, device=weights.spread.device)
+        return State(
+            r=threshold / weights.spread.clamp_min(torch.finfo(threshold.dtype).tiny),
+            threshold=threshold,
+            spread=weights.spread,
+            peak=weights.peak,
+            nonzero=counts,
+            band=counts.clone(),
+            step=torch.zeros((), dtype=torch.int64, device=counts.device),
+        )
+
+    @torch.no_grad()
+    def anew(self, step: Step, edited: Sequence[int]) -> Tensor | None:
+        """Begin with weights that replaced those of the beginning; nothing of the old ones stays behind zeros.
+
+        Where DDP has given every process the weights of the first, all take that one's latent weights as well. Returns
+        the new spreads, or None where no weights were replaced.
+        """
+        controller, mount = step.controller, step.mount
+        if isinstance(controller.rule, MaskRule):  # which looks for itself
+            return None
+        copied = copied_by_ddp(step.parameters, edited)
+        if not edited and not copied:
+            return None
+        step.look_up()
+        replaced = mount.replaced(edited, controller.state.threshold)
+        if not replaced and not copied:
+            return None
+        mount.adopt(replaced)
+        step.adopt_edits()  # of other tensors
+        for group, members in copied:
+            send_from_first([mount.latents()[i] for i in members], group)
+        fresh = self.state(mount.latents(), 0.0 if controller.ramp_steps else 1.0)
+        for name, value in controller.state.tensors().items():
+            value.copy_(getattr(fresh, name))
+        controller.extremes = self._goal.extremes_of(self._resolved, fresh.r)
+        step.prune_all()
+        return fresh.spread.clone()
 
 
 class Lander:
@@ -115,3 +169,18 @@ class Lander:
                 "checkpoint, and lower the learning rate or clip gradients."
             )
         return weights
+
+
+@torch.no_grad()
+def unland(step: Step, lander: Lander) -> None:
+    """Give a model the weights of its training where it has those of landed(); what else was done to it stays."""
+    step.look_up()
+    close, edits = _SPREADS * step.controller.state.spread, []
+    for i, value in lander.final():
+        weight = local(step.parameters[i].detach())
+        edited = ~torch.isclose(weight, value, rtol=_DIGITS, atol=float(close[i]))
+        if bool(edited.any()):
+            edits.append((weight, edited, weight[edited]))
+    step.prune_all()
+    for weight, edited, values in edits:
+        weight[edited] = values
