@@ -6,8 +6,8 @@
 Beside the library as it is: a longer ramp, half the gradient for pruned weights, HAM's multiplicative step after each
 of SGD's, dense and pruned passes that teach each other, and the average of the network's own weights as its teacher.
 The dense network is given HAM's step and such a teacher as well. A quarter of the training images is held out and
-judges; the test images are not looked at. Eight seeds, some minutes on one core. The transformer takes more than an
-hour; it is trained with AdamW, which HAM's step is not made for.
+judges; the test images are not looked at. Eight seeds, some minutes on one core. The transformer takes half an hour;
+it is trained with AdamW, which HAM's step is not made for.
 """
 
 from __future__ import annotations

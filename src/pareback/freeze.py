@@ -28,6 +28,7 @@ class Frozen:
         self.names, self._weights = list(weights), list(weights.values())
         self._zeros = [local(p.detach()) == 0 for p in self._weights]
         self._warned: set[str] = set()  # of which tensors it was said that they are cut again, or gone
+        self._lent: set[int] = set()  # the ids of those that a pruner was at work on when they were last looked at
         self._attach(model, optimizers)
 
     def _attach(self, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
@@ -49,7 +50,7 @@ class Frozen:
 
     def __getstate__(self) -> dict[str, Any]:
         hooked = [hooks.optimizer for hooks in self._hooks]
-        return {**vars(self), "_hooks": hooked, "_strangers": None, "_model": self._present()}
+        return {**vars(self), "_hooks": hooked, "_strangers": None, "_model": self._present(), "_lent": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as a copy, or after unpickling: beside the copied optimizers, which left their hooks behind."""
@@ -61,6 +62,7 @@ class Frozen:
 
         Tensors that were given dense weights since have no zeros to keep any more.
         """
+        self._kept()
         number = sum(len(group["params"]) for group in optimizer.param_groups)
         wraps = any(isinstance(value, Optimizer) for value in vars(optimizer).values())  # whose steps are seen within
         if wraps or self.holds(optimizer) or self._strangers.get(optimizer) == number or _is_capturing():
@@ -118,21 +120,38 @@ class Frozen:
         self.names, self._weights = [self.names[i] for i in staying], [self._weights[i] for i in staying]
         self._zeros, self._left = [self._zeros[i] for i in staying], [self._left[i] for i in staying]
 
-    def _before(self) -> None:
-        if [p._version for p in self._weights] != self._left and not _is_capturing():
-            self._follow_loaded()
-        self._mask_gradients()
+    def _kept(self) -> list[int]:
+        """Return the numbers of the tensors that no pruner is at work on: it decides about zeros, and these rest.
 
-    def _follow_loaded(self) -> None:
+        Where one has come to its end, the zeros that it left are kept from now on.
+        """
+        lent = {id(p) for one in active for p in one.parameters} & self.keeps() if active else set()
+        for i, parameter in enumerate(self._weights):
+            if id(parameter) in self._lent - lent:
+                self._zeros[i], self._left[i] = local(parameter.detach()) == 0, parameter._version
+        self._lent = lent
+        return [i for i, parameter in enumerate(self._weights) if id(parameter) not in lent]
+
+    def _before(self) -> None:
+        kept = self._kept()
+        if any(self._weights[i]._version != self._left[i] for i in kept) and not _is_capturing():
+            self._follow_loaded(kept)
+        # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
+        for i in kept:
+            grad = self._weights[i].grad
+            if grad is not None:
+                local(grad).masked_fill_(self._zeros[i].to(grad.device), 0.0)
+
+    def _follow_loaded(self, kept: Sequence[int]) -> None:
         """Keep the zeros of another pruned network that was loaded, or of this one made sparser.
 
         What else was filled is cut again, with a warning.
         """
-        filled = {*self._filled()}
-        for i, (weight, left) in enumerate(zip(self._weights, self._left, strict=True)):
-            if weight._version == left and i not in filled:
+        filled = {*self._filled()}.intersection(kept)
+        for i in kept:
+            if self._weights[i]._version == self._left[i] and i not in filled:
                 continue
-            zeros = local(weight.detach()) == 0
+            zeros = local(self._weights[i].detach()) == 0
             elsewhere = zeros & ~self._zeros[i].to(zeros.device)
             if int(elsewhere.sum()) > MANY_ZEROS * int((~self._zeros[i]).sum()):
                 self._zeros[i] = zeros
@@ -153,17 +172,11 @@ class Frozen:
         found = [((weight != 0) & zeros.to(weight.device)).any() for weight, zeros in pairs]
         return torch.stack([one.to(found[0].device) for one in found]).nonzero()[:, 0].tolist() if found else []
 
-    def _mask_gradients(self) -> None:
-        # Without this, momentum would build up behind every zero and push others through shared norms (clipping).
-        for parameter, zeros in zip(self._weights, self._zeros, strict=True):
-            if parameter.grad is not None:
-                local(parameter.grad).masked_fill_(zeros.to(parameter.grad.device), 0.0)
-
     def _mask_weights(self) -> None:
-        for parameter, zeros in zip(self._weights, self._zeros, strict=True):
-            weight: Tensor = local(parameter.detach())
-            weight.masked_fill_(zeros.to(weight.device), 0.0)
-        self._left = [p._version for p in self._weights]
+        for i in self._kept():
+            weight: Tensor = local(self._weights[i].detach())
+            weight.masked_fill_(self._zeros[i].to(weight.device), 0.0)
+            self._left[i] = self._weights[i]._version
 
     def remove(self) -> None:
         """Let the zeros train again; twice is harmless."""

@@ -483,3 +483,22 @@ def test_tensors_that_are_replaced_are_mentioned() -> None:
         UserWarning, match=r"'0.weight', '2.weight' had zeros that pb.freeze keeps, and the model has an"
     ):
         train(model, later, DATA[:1])
+
+
+@pytest.mark.filterwarnings("ignore:The optimizer's state was loaded")  # of the twin nobody knows why
+@pytest.mark.parametrize("sparsity", [0.95, 0.5])
+@EITHER_MOUNT
+def test_it_rests_while_a_pruner_is_at_work_and_keeps_what_that_leaves(mount: Any, sparsity: float) -> None:
+    """Two would decide about the same zeros in the same optimizer: a pruner's own growth was cut between its steps."""
+    model, optimizer = finished()
+    pb.freeze(model, optimizer)
+    train(model, optimizer, DATA[:2])
+    twin, its = copy.deepcopy((model, optimizer))
+    for net, opt in ((model, optimizer), (twin, its)):
+        pruner = mount(net, opt, pb.Budget(sparsity=sparsity), total_steps=10)
+        train(net, opt, DATA[2:12])
+        assert pruner.finish().pruned_nonzeros == round((1 - sparsity) * 2 * 32 * 40)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    zeros = masks(model)
+    train(model, optimizer, DATA[12:16])
+    assert kept(zeros, model)
