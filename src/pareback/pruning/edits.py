@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -231,35 +231,35 @@ class Edited:
         if not self._pieces:
             nothing = torch.zeros(0, dtype=torch.bool, device=self._thresholds.device)
             return iter(()), nothing, nothing, nothing
-        # Several are looked at twice: they might not fit into memory together.
+        # Several are looked at more than once: they might not fit into memory together.
         only = _Change(self._runs[0], self._exponent) if len(self._runs) == 1 else None
-        sums = self._of_tensors(only.sums() if only else self._sums())
-        filled, edits, zeros, weights, away, from_latents, size, fill, fill_from_latents = sums
+        filled, edits, zeros, weights = self._of_tensors(_Change.counts, 4, only)
         alone = (filled <= _FILLED * torch.minimum(edits, zeros)) & (zeros > 0)
-        moved = (away <= _MOVE**2 * size) & (away <= from_latents)
-        behind = moved & (fill <= _MOVE**2 * fill_from_latents)
+        moved = behind = torch.zeros_like(alone)
+        if alone.is_cuda or not bool(alone.all()):  # an answer need not be waited for on a CPU
+            away, from_latents, size, fill, fill_from_latents = self._of_tensors(_Change.squares, 5, only)
+            moved = (away <= _MOVE**2 * size) & (away <= from_latents)
+            behind = moved & ~alone & (fill <= _MOVE**2 * fill_from_latents)
         changes = iter([only]) if only else (_Change(run, self._exponent) for run in self._runs)
         return changes, (edits > _REPLACED * weights) & ~alone & ~behind, alone | moved, behind
 
-    def _sums(self) -> Tensor:
-        """Add up in all pieces, one run after the other.
+    def _of_tensors(
+        self, found: Callable[[_Change], Tensor], rows: int, only: _Change | None = None
+    ) -> tuple[Tensor, ...]:
+        """Add up what is found in the pieces of each tensor, one run after the other.
 
         What is found of one has its place before the next is looked at: anything small that stays behind among what a
         run leaves free makes an allocator take new memory for every run.
         """
-        counts = torch.zeros(_SUMS, len(self._pieces), dtype=torch.float64, device=self._thresholds.device)
+        if only is not None and len(self._pieces) == len(self._thresholds):
+            return found(only).unbind()
+        of_pieces = torch.zeros(rows, len(self._pieces), dtype=torch.float64, device=self._thresholds.device)
         begin = 0
         for run in self._runs:
-            counts[:, begin : begin + len(run)] = _Change(run, self._exponent).sums()
+            of_pieces[:, begin : begin + len(run)] = found(_Change(run, self._exponent))
             begin += len(run)
-        return counts
-
-    def _of_tensors(self, counts: Tensor) -> tuple[Tensor, ...]:
-        """Add up what was found in the pieces of each tensor."""
-        if len(self._pieces) == len(self._thresholds):
-            return counts.unbind()
         sums: dict[int, Tensor] = {}
-        for piece, column in zip(self._pieces, counts.unbind(1), strict=True):
+        for piece, column in zip(self._pieces, of_pieces.unbind(1), strict=True):
             sums[piece.tensor] = sums[piece.tensor] + column if piece.tensor in sums else column
         return torch.stack([*sums.values()], dim=1).unbind()
 
@@ -304,10 +304,6 @@ def _together(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield run
 
 
-#: As many numbers as _Change.sums finds in each piece.
-_SUMS = 9
-
-
 class _Change:
     """What was done to some pieces, their weights one after the other."""
 
@@ -320,19 +316,22 @@ class _Change:
         self._edited = (self._weight != self._left) & ~self._weight.isnan()  # NaN differs from itself
         self._zero = self._left == 0
 
-    def sums(self) -> Tensor:
-        """Return nine numbers of each piece: how many, and as sums of squares how far.
+    def counts(self) -> Tensor:
+        """Return of each piece: zeros that were filled, edits, zeros, and weights that were or are not zero."""
+        either = ~self._zero | (self._weight != 0)
+        return self._summed([self._edited & self._zero, self._edited, self._zero, either])
 
-        How many zeros were filled, how many weights were edited, how many are zeros, and how many were or are not
-        zero. How far edited survivors are from what they were left with, and from latent weights, and their own size.
-        How large filled zeros are, and how far from latent weights.
+    def squares(self) -> Tensor:
+        """Return sums of squares of each piece.
+
+        How far edited survivors are from what they were left with, and from latent weights, and their own size; how
+        large filled zeros are, and how far from latent weights.
         """
         filled, survived = self._edited & self._zero, self._edited & ~self._zero
-        counts = self._summed([filled, self._edited, self._zero, ~self._zero | (self._weight != 0)])
         weight, left, latent = (x.to(compute_dtype(x.dtype)) for x in (self._weight, self._left, self._latent))
         far = [torch.where(survived, x, 0.0) for x in (weight - left, weight - latent, left)]
         far += [torch.where(filled, x, 0.0) for x in (weight, weight - latent)]
-        return torch.cat([counts, self._summed([x.square() for x in far])])
+        return self._summed([x.square_() for x in far])
 
     def _summed(self, rows: Sequence[Tensor]) -> Tensor:
         """Add up each row, piece by piece."""
@@ -348,11 +347,18 @@ class _Change:
         latent, kept = self._latent + torch.where(filled, self._weight, 0.0), filled
         if self._exponent != math.inf:  # the hard shrink leaves survivors alone
             survived = self._edited & ~self._zero & (self._weight != 0) & self._per_weight(survivors)
-            given = unshrink(self._weight, self._spread_out(self._each), self._exponent)
-            latent, kept = torch.where(survived, given, latent), filled | survived
+            latent, kept = self._unshrunk(survived, latent), filled | survived
         self._write(latent, [piece.latent for piece in self._pieces])
         self._write(torch.where(kept, self._written(), self._weight), [piece.weight for piece in self._pieces])
         return kept.any()
+
+    def _unshrunk(self, which: Tensor, others: Tensor) -> Tensor:
+        """Return what shrinks to some of the weights, and ``others`` elsewhere."""
+        each = self._spread_out(self._each)
+        if which.is_cuda:  # which of them must not be asked
+            return torch.where(which, unshrink(self._weight, each, self._exponent), others)
+        others[which] = unshrink(self._weight[which], each[which], self._exponent)
+        return others
 
     def _per_weight(self, truths: Sequence[Tensor]) -> Tensor:
         """Return what is true of a tensor for every weight of it."""
