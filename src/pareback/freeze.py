@@ -153,7 +153,7 @@ class Frozen:
                 continue
             zeros = local(self._weights[i].detach()) == 0
             elsewhere = zeros & ~self._zeros[i].to(zeros.device)
-            if int(elsewhere.sum()) > MANY_ZEROS * int((~self._zeros[i]).sum()):
+            if MANY_ZEROS * int((~self._zeros[i]).sum()) < int(elsewhere.sum()) and not bool(zeros.all()):
                 self._zeros[i] = zeros
                 filled.discard(i)
         cut = [self.names[i] for i in sorted(filled) if self.names[i] not in self._warned]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Container, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -36,12 +37,15 @@ _version = attrgetter("_version")
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """Return a number for each tensor that changes with every write in place, also where only its shard knows of it."""
-    found = list(map(_version, tensors))
-    if any(map(is_sharded, tensors)):
-        shards = [t._local_tensor if is_sharded(t) else None for t in tensors]  # type: ignore[attr-defined]
-        found = [n if shard is None else n + shard._version for n, shard in zip(found, shards, strict=True)]
-    return found
+    """Return a number for each tensor that changes with every write in place."""
+    return list(map(_version, tensors))
+
+
+def versions_of_shards(tensors: Sequence[Tensor]) -> list[int]:
+    """Return such numbers where writes may be known to a tensor's shard alone."""
+    shards = [t._local_tensor if is_sharded(t) else None for t in tensors]  # type: ignore[attr-defined]
+    pairs = zip(versions(tensors), shards, strict=True)
+    return [n if shard is None else n + shard._version for n, shard in pairs]
 
 
 def point(parameter: nn.Parameter, shard: Tensor) -> None:
@@ -108,16 +112,28 @@ def check_wrappers(model: nn.Module) -> None:
         )
 
 
-def copied_by_ddp(parameters: Sequence[Tensor], written: Sequence[int]) -> list[tuple[dist.ProcessGroup, list[int]]]:
-    """Return which parameters DistributedDataParallel may have copied from its first process, and its processes.
+def ddp_models() -> weakref.WeakSet[nn.Module]:
+    """Return the models that are wrapped for data parallel training: nothing in a parameter says so, hence the search.
 
-    Each model that is wrapped so is one entry, unless no process had all of its parameters ``written`` to. All of its
-    processes have to ask, and get the same answer.
+    What nobody uses any more is collected first: it may be found in one process and not in the other.
     """
     if not dist.is_available() or not dist.is_initialized():
-        return []
+        return weakref.WeakSet()
+    gc.collect()
+    kind = nn.parallel.DistributedDataParallel
+    return weakref.WeakSet([thing for thing in gc.get_objects() if issubclass(type(thing), kind)])
+
+
+def copied_by_ddp(
+    parameters: Sequence[Tensor], written: Sequence[int], before: Container[nn.Module]
+) -> list[tuple[dist.ProcessGroup, list[int]]]:
+    """Return which parameters DistributedDataParallel may have copied from its first process, and its processes.
+
+    Each model that was wrapped so after those of ``before`` is one entry, unless no process had all of its parameters
+    ``written`` to. All of its processes have to ask, and get the same answer.
+    """
     copied = []
-    for members, group in sorted(_wrapped(parameters).items()):
+    for members, group in sorted(_wrapped(parameters, before).items()):
         here = set(members) <= set(written)
         anywhere = torch.tensor(here, dtype=torch.int32, device=local(parameters[members[0]]).device)
         dist.all_reduce(anywhere, dist.ReduceOp.MAX, group)
@@ -126,19 +142,15 @@ def copied_by_ddp(parameters: Sequence[Tensor], written: Sequence[int]) -> list[
     return copied
 
 
-def _wrapped(parameters: Sequence[Tensor]) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Return which parameters each model holds that is wrapped for data parallel training, and its processes.
-
-    Nothing in a parameter says so, hence the search. What nobody uses any more is collected first: it may be found in
-    one process and not in the other.
-    """
-    gc.collect()
+def _wrapped(parameters: Sequence[Tensor], before: Container[nn.Module]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Return which parameters each model holds that has been wrapped since, and its processes."""
     found = {}
-    for net in [x for x in gc.get_objects() if issubclass(type(x), nn.parallel.DistributedDataParallel)]:
+    for net in [one for one in ddp_models() if one not in before]:
         held = {id(p) for p in net.parameters()}
         members = tuple(i for i, p in enumerate(parameters) if id(p) in held)
-        if members and dist.get_world_size(net.process_group) > 1:
-            found[members] = net.process_group
+        group: Any = net.process_group
+        if members and dist.get_world_size(group) > 1:
+            found[members] = group
     return found
 
 

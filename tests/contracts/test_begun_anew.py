@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import os
 import socket
+import warnings
 from typing import Any
 
 import pytest
@@ -89,6 +91,31 @@ def test_processes_that_began_with_weights_of_their_own(mount: Any, goal: Any, h
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(_rank, args=(port, goal, mount, halves), nprocs=2)  # type: ignore[attr-defined]
+
+
+def _fine_tuned_by_one(rank: int, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20))
+    model = trained(0)
+    net = DistributedDataParallel(model)
+    if rank == 0:
+        optimizer = sgd(model)
+        pruner = pb.Pruner(model, optimizer, pb.Budget(sparsity=0.9), total_steps=5)
+        train(model, optimizer, DATA[:5])
+        assert pruner.finish().pruned_nonzeros == SIZE // 10
+    dist.barrier()
+    assert net.module is model
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_one_process_alone_may_prune_what_all_have_trained() -> None:
+    """It asked the others, who wait at a barrier, whether DDP had copied weights: DDP did so before the pruner was."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_fine_tuned_by_one, args=(port,), nprocs=2)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("goal", [pb.Budget(sparsity=0.9), pb.methods.ST3(sparsity=0.9)])
@@ -253,6 +280,53 @@ def test_masks_are_chosen_anew_where_they_are_due_as_well(method: Any) -> None:
         kept, dense = model[i].weight.detach(), loaded[i].weight.detach()
         best = dense.flatten().square().topk(int(kept.count_nonzero())).values.sum()
         assert kept.square().sum() > (0.85 if method is pb.methods.RigL else 0.95) * best
+
+
+def test_masks_of_an_optimizer_that_steps_later_are_chosen_anew_as_well() -> None:
+    """The other's steps took what was loaded for what it was left with: the old masks cut it, without a word."""
+    model = mlp(32, 40, 32)
+    rare, often = sgd(model[0], lr=1e-9), sgd(model[2], lr=1e-9)
+    pb.Pruner(model, [rare, often], pb.methods.RigL(sparsity=0.8), total_steps=60)
+    loaded = trained(3)[0].weight.detach()
+    for number, batch in enumerate(DATA[:8]):
+        train(model, [often, rare] if number % 4 == 0 else [often], [batch])
+    with torch.no_grad():
+        model[0].weight.copy_(loaded)
+    for batch in DATA[8:11]:
+        train(model, [often], [batch])
+    with pytest.warns(UserWarning, match="Weights outside the masks were given values"):
+        train(model, [often, rare], DATA[11:12])
+    kept = model[0].weight.detach()
+    best = loaded.flatten().square().topk(int(kept.count_nonzero())).values.sum()
+    assert kept.square().sum() > 0.85 * best
+
+
+@pytest.mark.filterwarnings("error")
+def test_noise_outside_the_masks_is_cut_and_changes_none() -> None:
+    """RigL chose masks anew in every step, with a warning for each. Large weights are mentioned once, in a loop too."""
+    ends = []
+    for noise in (0.0, 1e-4):
+        model = mlp(32, 40, 32)
+        optimizer = sgd(model)
+        pruner = pb.Pruner(model, optimizer, pb.methods.RigL(sparsity=0.8), total_steps=40)
+        for batch in DATA[:40]:
+            train(model, optimizer, [batch])
+            with torch.no_grad():
+                for p in pruner.parameters:
+                    p.add_(noise * torch.ones_like(p) * (p == 0))
+        pruner.detach()
+        ends.append(pruner.counts())
+    assert ends[0] == ends[1]
+    model = mlp(32, 40, 32)
+    optimizer = sgd(model)
+    pb.Pruner(model, optimizer, pb.methods.RigL(sparsity=0.8), total_steps=40)
+    train(model, optimizer, DATA[:5])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for batch in DATA[5:20]:
+            model.load_state_dict(trained(3).state_dict())
+            train(model, optimizer, [batch])
+    assert len(told) == 1
 
 
 def test_masks_that_are_not_chosen_anew_are_said_to_cut() -> None:

@@ -502,3 +502,16 @@ def test_it_rests_while_a_pruner_is_at_work_and_keeps_what_that_leaves(mount: An
     zeros = masks(model)
     train(model, optimizer, DATA[12:16])
     assert kept(zeros, model)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_layer_that_is_set_to_zero_on_purpose_trains() -> None:
+    """As with freeze itself: its weights that were kept train on from zero, and the others stay zero."""
+    model, optimizer = finished()
+    zeros = masks(model)
+    pb.freeze(model, optimizer)
+    with torch.no_grad():
+        model[2].weight.zero_()
+    train(model, optimizer, DATA[:8])
+    assert kept(zeros, model)
+    assert int(model[2].weight.count_nonzero()) > 0.9 * int((~zeros["2.weight"]).sum())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..kernels import Sweep, shrunk
 from ..sharding import is_sharded, local, point
 from ..shrink import shrink
-from .edits import Edited
+from .edits import Edited, is_edited
 
 
 @dataclass
@@ -167,6 +167,8 @@ class BesideOptimizer:
 
         Returns whether there were any.
         """
+        if not thresholds.is_cuda:  # most often there is none, which is soon seen
+            members = [i for i in members if is_edited(self.edit(i), self._latents[i], thresholds[i], self._exponent)]
         return self._edited(members, thresholds).keep_values()
 
     def replaced(self, members: Sequence[int], thresholds: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import shrunk
-from ..sharding import versions
+from ..sharding import is_sharded, versions, versions_of_shards
 from ..shrink import compute_dtype, unshrink
 
 #: Of edited weights, or of all zeros, so many may have been zeros where nothing but survivors was meant.
@@ -62,6 +62,7 @@ class Edits:
         self._before.update(self.all())
         self._parts = parts
         self._tensors = [[self._parameters[i] for i in members] for members in parts]
+        self._sharded = [any(map(is_sharded, tensors)) for tensors in self._tensors]
         self._steps = [0] * len(parts)
         self.look()
 
@@ -113,14 +114,17 @@ class Edits:
         return sorted(found)
 
     def _versions(self, part: int) -> list[int]:
-        return versions(self._tensors[part])
+        return versions_of_shards(self._tensors[part]) if self._sharded[part] else versions(self._tensors[part])
 
     def keep(self, part: int, keeper: Keeper, thresholds: Tensor) -> None:
         """Let survivors that were edited or moved shrink to what they were given; what is behind zeros moves, too.
 
         What else was done is adopted as it is.
         """
-        members = self._parts[part] if self._unseen else self.of(part)
+        self._keep(part, self.of(part), keeper, thresholds)
+
+    def _keep(self, part: int, traced: Sequence[int], keeper: Keeper, thresholds: Tensor) -> None:
+        members = self._parts[part] if self._unseen else traced
         if members:
             keeper.keep_values(members, thresholds)
 
@@ -132,7 +136,7 @@ class Edits:
             self._hear()
         due = part in self._suspected or (steps > 1 and (steps & (steps - 1) == 0 or steps % _RARELY == 0))
         traced = self.of(part)
-        self.keep(part, keeper, thresholds)
+        self._keep(part, traced, keeper, thresholds)
         if not due or self._unseen or not (may_look or _may_ask(thresholds)):
             return
         kept = keeper.keep_values(sorted({*self._parts[part]}.difference(traced)), thresholds)
@@ -187,6 +191,13 @@ class _Answer:
 
 
 # -- what was done, weight by weight ----------------------------------------------------------------------------------
+
+
+def is_edited(weight: Tensor, latent: Tensor, threshold: Tensor, exponent: float) -> bool:
+    """Return whether a tensor is not what its latent weights were pruned to. Waits for the device."""
+    one = threshold.reshape(1)
+    pieces = _in_pieces(weight, latent)
+    return any(not torch.equal(mine, *shrunk([behind], one, exponent)) for mine, behind in pieces)
 
 
 class Edited:

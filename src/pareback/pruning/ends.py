@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from ..errors import InvalidValue
 from ..goals.goal import Goal, Resolved, Weights
 from ..kernels import shrunk
 from ..messages import listed
-from ..sharding import Shards, copied_by_ddp, local, send_from_first
+from ..sharding import Shards, copied_by_ddp, ddp_models, local, send_from_first
 from ..thresholds.controller import State
 from ..thresholds.masks import MaskRule
 from ..thresholds.search import counter, keep_at_most, land_one
@@ -21,6 +22,8 @@ from .step import Step
 
 #: A tensor of whose non-zeros fewer than this share are what the pruner wrote was loaded from elsewhere.
 _KEPT_OF_OURS = 0.5
+#: And one with fewer zeros than this is none that was pruned.
+_MOVED = 0.1
 #: Another processor may land on another last digit: up to this share of a weight, or of its tensor's spread.
 _DIGITS, _SPREADS = 1e-5, 1e-4
 
@@ -30,6 +33,10 @@ class Beginning:
 
     def __init__(self, goal: Goal, resolved: Resolved, exponent: float, shards: Shards) -> None:
         self._goal, self._resolved, self._exponent, self._shards = goal, resolved, exponent, shards
+        self._wrapped: Container[nn.Module] = ddp_models()  # these have copied their weights before
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_wrapped": ()}
 
     def state(self, tensors: Sequence[Tensor], share: float) -> State:
         """Return it for latent weights where so much of the goal is asked for."""
@@ -56,7 +63,7 @@ class Beginning:
         controller, mount = step.controller, step.mount
         if isinstance(controller.rule, MaskRule):  # which looks for itself
             return None
-        copied = copied_by_ddp(step.parameters, edited)
+        copied = copied_by_ddp(step.parameters, edited, self._wrapped)
         if not edited and not copied:
             return None
         step.look_up()
@@ -113,9 +120,11 @@ class Lander:
         return int(self._step.shards.gather(found[None]).sum())
 
     def land(self) -> None:
-        """Write the final weights into the model, and the thresholds that they come of into the state."""
+        """Write the final weights into the model, and the thresholds that they come of into the state.
+
+        Edits have been taken over.
+        """
         step, state, mount = self._step, self._step.controller.state, self._step.mount
-        self.take_over()
         latents = mount.latents()
         weights = self._measured(latents)
         landing = self._goal.land(self._resolved, weights, state.r, self._step.exponent, self._step.shards)
@@ -149,6 +158,10 @@ class Lander:
             return
         for i, (latent, parameter) in enumerate(zip(step.mount.latents(), step.parameters, strict=True)):
             weight = local(parameter.detach())
+            if (
+                int((weight == 0).sum()) < _MOVED * weight.numel()
+            ):  # no pruned network: this one may have moved a little
+                step.mount.keep_values([i], step.controller.state.threshold)
             (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._step.exponent)
             kept = weight != 0
             if step.exponent != math.inf and not bool((kept & (written == 0)).any()):

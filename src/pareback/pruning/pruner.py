@@ -431,6 +431,7 @@ class Pruner:
             )
         with torch.no_grad():
             expected = sum(self.counts())
+            self._lander.take_over()
             shown = self._lander.nonzeros_shown() if self._step.mount.holds_pruned else expected
             self._lander.land()
             cut = shown - sum(self.counts())

@@ -229,7 +229,7 @@ class Step:
         elif part == self.leader and self.moments is not None:
             cut = self._advance(self.moments)
             for other, others in enumerate(self.groups.parts):  # the thresholds of the others have moved, too
-                if other != part and others and not self.held[other]:
+                if other != part and others and not self.held[other] and not rule.keeps_masks:
                     self._adopt(other)
                     self.prune(other, cut)
                     self.edits.note(other)

@@ -10,7 +10,7 @@ replay them; what it replays is counted on the device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from ..errors import InvalidUse, InvalidValue
 from .controller import Rule, View
+
+#: Weights outside the masks that are smaller than those within by this factor are noise.
+_NOISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class MaskRule(Rule):
         self._asked: list[int] = []
         self._under_way: _UnderWay | None = None
         self._resumed = False  # whether a state was loaded, perhaps of a training of another length
+        self._chosen_anew = -2  # the step at which weights were last found outside: a loop is mentioned once
         self._captured = False  # whether a graph may take steps that nobody here hears of
 
     def move(self, view: View) -> Tensor:
@@ -177,7 +181,7 @@ class MaskRule(Rule):
             self._take(members, self._method.missed_masks(self._view(members, weights, grads)))
             return before if before > sum(int(mask.sum()) for mask in masks) else 0
         if edited or self._step == 0:
-            outside = _anywhere(((w != 0) & ~mask).any() for w, mask in zip(weights, masks, strict=True))
+            outside = _other_weights(weights, masks)
             if outside and self._step == 0 and self.is_due(0):  # masks are chosen now
                 return 0
             if outside and self._step == 0 and len(members) == len(self.masks):
@@ -194,6 +198,9 @@ class MaskRule(Rule):
         chosen = self._method.missed_masks(view)
         before = [self.masks[i].clone() for i in members]
         self._take(members, chosen)
+        repeated, self._chosen_anew = self._step - self._chosen_anew <= 1, self._step
+        if repeated:
+            return
         if chosen is None and not self.is_due(self._step):
             warnings.warn(
                 f"Weights outside the masks were given values before step {self._step}, as load_state_dict does, and "
@@ -271,7 +278,17 @@ class MaskRule(Rule):
             mine.copy_(saved)
 
 
-def _anywhere(truths: Iterable[Tensor]) -> bool:
-    """Whether one of some truth values is true, waiting for them once."""
-    found = list(truths)
-    return bool(torch.stack([one.to(found[0].device) for one in found]).any())
+def _other_weights(weights: Sequence[Tensor], masks: Sequence[Tensor]) -> bool:
+    """Whether there are weights outside the masks as large as those within; a little noise there is cut and no more.
+
+    Waits for a device once.
+    """
+    pairs = list(zip(weights, masks, strict=True))
+    sums = [_sum_and_count(w.masked_fill(m, 0.0)) + _sum_and_count(w.masked_fill(~m, 0.0)) for w, m in pairs]
+    outside, there, inside, here = torch.stack([torch.stack(s).to(weights[0].device) for s in sums]).sum(0).tolist()
+    return bool(there) and (not here or outside / there > _NOISE**2 * inside / here)
+
+
+def _sum_and_count(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of squares, and how many are not zero."""
+    return values.double().square().sum(), values.count_nonzero().double()
