@@ -7,14 +7,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo quick test coverage check sanitize bench dist docs wheel clean
+.PHONY: demo quick test killed coverage check sanitize bench dist docs wheel clean
 
 demo: $(STAMP)
 	$(BIN)/pareback demo
 
-# Tests marked older are left to sanitize, which runs the same with more eyes on them.
+# Tests marked older are left to sanitize, which runs the same with more eyes on them, and those marked killed, which
+# take minutes for a handful, to a command of their own.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not older" -n auto --dist loadfile --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not older and not killed" -n auto --dist loadfile --durations=10
+
+killed: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m killed -n auto --dist loadfile --durations=5 tests/curves tests/lab
 
 # What takes a second or more with all its cases is marked slow and left to test. The slowest are named at the end: a
 # new one that stands out there wants the mark.

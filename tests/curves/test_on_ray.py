@@ -23,6 +23,7 @@ from pareback.runs.store import StoredRun
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.killed,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 

@@ -357,6 +357,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path: Path, whole: 
 
 
 @pytest.mark.slow
+@pytest.mark.killed
 def test_the_command_killed_and_interrupted(tmp_path: Path) -> None:
     """A real process: SIGKILL while it trains, --resume, Ctrl-C, the printed command, and the same weights."""
     recipe = override(RECIPE, {"train.epochs": 80})

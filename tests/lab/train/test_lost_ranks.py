@@ -74,6 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.killed
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)])
 def test_the_other_ends_and_the_run_goes_on(number: int, rank: int, whole: bytes, tmp_path: Path) -> None:
     out, recipe, log = tmp_path / "run", tmp_path / "recipe.yaml", tmp_path / "log"
