@@ -31,8 +31,7 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 
 
 def trained(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    model = mlp(32, 40, 32)
+    model = mlp(32, 40, 32, seed=seed)
     train(model, sgd(model), DATA[:40])
     return model
 
@@ -327,6 +326,38 @@ def test_noise_outside_the_masks_is_cut_and_changes_none() -> None:
             model.load_state_dict(trained(3).state_dict())
             train(model, optimizer, [batch])
     assert len(told) == 1
+
+
+class Raising(torch.optim.SGD):
+    raises = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.raises:
+            raise KeyboardInterrupt
+        return super().step(closure)
+
+
+@pytest.mark.filterwarnings("ignore:Weights outside the masks were given values")
+@pytest.mark.parametrize("loads", [1, 2, 3])
+def test_a_step_that_raises_keeps_the_masks_of_weights_that_were_loaded(loads: int) -> None:
+    """Also where such weights come in several steps in a row: the masks of before would cut them."""
+    model = mlp(32, 40, 32)
+    optimizer = Raising(model.parameters(), lr=1e-9)
+    pb.Pruner(model, optimizer, pb.methods.RigL(sparsity=0.8, every=50), total_steps=60)
+    train(model, optimizer, DATA[:5])
+    for number in range(loads):
+        optimizer.raises = number == loads - 1
+        loaded = trained(3 + number)
+        model.load_state_dict(loaded.state_dict())
+        if optimizer.raises:
+            with pytest.raises(KeyboardInterrupt):
+                train(model, optimizer, DATA[5:6])
+        else:
+            train(model, optimizer, DATA[5:6])
+    for i in (0, 2):
+        kept, dense = model[i].weight.detach(), loaded[i].weight.detach()
+        best = dense.flatten().square().topk(int(kept.count_nonzero())).values.sum()
+        assert kept.square().sum() > 0.99 * best
 
 
 def test_masks_that_are_not_chosen_anew_are_said_to_cut() -> None:

@@ -198,6 +198,10 @@ class MaskRule(Rule):
         chosen = self._method.missed_masks(view)
         before = [self.masks[i].clone() for i in members]
         self._take(members, chosen)
+        differ = any(not torch.equal(old, self.masks[i]) for i, old in zip(members, before, strict=True))
+        if differ:  # those of before were for other weights, also if this step raises
+            assert self._under_way is not None
+            self._under_way.masks.clear()
         repeated, self._chosen_anew = self._step - self._chosen_anew <= 1, self._step
         if repeated:
             return
@@ -207,9 +211,7 @@ class MaskRule(Rule):
                 f"are cut: {type(self._method).__name__} says nothing of how masks are chosen anew.",
                 stacklevel=4,
             )
-        if any(not torch.equal(old, self.masks[i]) for i, old in zip(members, before, strict=True)):
-            assert self._under_way is not None
-            self._under_way.masks.clear()
+        if differ:
             warnings.warn(
                 f"Weights outside the masks were given values before step {self._step}, as load_state_dict does: "
                 "masks are chosen anew, for the weights as they are now.",
