@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .costs.selection import matching, plain_names, select
+from .costs.selection import matching, plain_names, select, unwrapped_model
 from .errors import InvalidValue
 from .messages import excluding, listed, suggests_options
 from .pruning.hooks import StepHooks, check_optimizers, check_ownership, held_by
@@ -62,7 +62,7 @@ class Frozen:
 
         Tensors that were given dense weights since have no zeros to keep any more.
         """
-        self._kept()
+        self._kept()  # a pruner may be at work beside another optimizer
         number = sum(len(group["params"]) for group in optimizer.param_groups)
         wraps = any(isinstance(value, Optimizer) for value in vars(optimizer).values())  # whose steps are seen within
         if wraps or self.holds(optimizer) or self._strangers.get(optimizer) == number or _is_capturing():
@@ -125,11 +125,13 @@ class Frozen:
 
         Where one has come to its end, the zeros that it left are kept from now on.
         """
-        lent = {id(p) for one in active for p in one.parameters} & self.keeps() if active else set()
+        if not active and not self._lent:
+            return list(range(len(self._weights)))
+        lent = {id(p) for one in active for p in one.parameters} & self.keeps()
+        ended, self._lent = self._lent - lent, lent
         for i, parameter in enumerate(self._weights):
-            if id(parameter) in self._lent - lent:
+            if id(parameter) in ended:
                 self._zeros[i], self._left[i] = local(parameter.detach()) == 0, parameter._version
-        self._lent = lent
         return [i for i, parameter in enumerate(self._weights) if id(parameter) not in lent]
 
     def _before(self) -> None:
@@ -206,7 +208,8 @@ def freeze(
     """Keep the present zeros of a model at zero through every step of its optimizer.
 
     By default this holds for tensors of two or more dimensions that have zeros and are not all zero (a layer that
-    starts at zero on purpose has to train). ``include`` and ``exclude`` are patterns on parameter names.
+    starts at zero on purpose has to train). While a pruner is at work on them it decides, and the zeros that it leaves
+    are kept after it. ``include`` and ``exclude`` are patterns on parameter names.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> model.weight.data = torch.tensor([[0.0, 1.0]])
@@ -236,15 +239,7 @@ def freeze(
             f"{listed(missing)} {has} in no optimizer that was given. Give every optimizer that moves {them}, or leave "
             f"{them} out with {excluding(missing)}."
         )
-    return Frozen(_unwrapped(model), partly, optimizers)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model itself: what wraps it may be made for a call and go."""
-    inner = getattr(model, "_orig_mod", None) or (
-        model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else None
-    )
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return Frozen(unwrapped_model(model), partly, optimizers)  # what wraps it may be made for this call and go
 
 
 def _has_zeros(parameter: nn.Parameter) -> bool:

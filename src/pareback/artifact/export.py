@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from ..costs.selection import unwrapped_model
 from ..errors import InvalidType, InvalidUse, InvalidValue
 from ..files import replacing
 from ..messages import listed, one_of
 from .save import narrow_type, write_state
-from .state import tensors_of, unwrapped
+from .state import tensors_of
 from .weights import noted_classes, read_weights, write_plain
 
 FORMATS = ("pare", "safetensors", "onnx")
@@ -69,7 +70,7 @@ def _fill(model: nn.Module, weights: dict[str, Tensor]) -> None:
     odd += [name for name in own if name in weights and own[name].shape != weights[name].shape]
     if odd:
         raise InvalidValue(f"The weights do not fit the model: {listed(odd)}. Give the model that they are of.")
-    unwrapped(model).load_state_dict(weights)
+    unwrapped_model(model).load_state_dict(weights)
 
 
 def to_onnx(model: nn.Module, path: str | os.PathLike[str], example_inputs: Any) -> None:
@@ -83,7 +84,7 @@ def to_onnx(model: nn.Module, path: str | os.PathLike[str], example_inputs: Any)
     _check_installed()
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, not {type(model).__name__}.")
-    model = unwrapped(model)
+    model = unwrapped_model(model)
     size = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
     if size > _MOST_BYTES:
         raise InvalidValue(f"The model takes {size:,} bytes, and an ONNX file holds at most 2 GB. Write a .pare file.")

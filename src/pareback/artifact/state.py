@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..costs.selection import plain_name
+from ..costs.selection import plain_name, unwrapped_model
 from ..errors import InvalidType, InvalidValue
 from .container import MOST_DIMENSIONS, check_name
 from .elements import FORMS, name_of, overlaps_itself, span
@@ -28,7 +28,7 @@ def tensors_of(source: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
     ['weight', 'bias']
     """
     if isinstance(source, nn.Module):
-        source = {plain_name(name): value for name, value in unwrapped(source).state_dict().items()}
+        source = {plain_name(name): value for name, value in unwrapped_model(source).state_dict().items()}
     elif not isinstance(source, Mapping):
         raise InvalidType(f"A {type(source).__name__} cannot be saved. Give a torch.nn.Module or its state dict.")
     return {name: _checked(name, value) for name, value in source.items()}
@@ -38,7 +38,7 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's own parameters and buffers under their names in its state dict, to be written into."""
     if not isinstance(model, nn.Module):
         raise InvalidType(f"model must be a torch.nn.Module, not {type(model).__name__}.")
-    model = unwrapped(model)
+    model = unwrapped_model(model)
     own: dict[str, Tensor] = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -52,17 +52,6 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
             )
         found[plain_name(name)] = _checked(name, own[name])
     return found
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model that torch.compile, DDP or DataParallel has been put around."""
-    while True:
-        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        elif isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        else:
-            return model
 
 
 def _checked(name: object, value: Any) -> Tensor:

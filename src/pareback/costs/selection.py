@@ -48,6 +48,22 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
+def unwrapped_model(model: nn.Module) -> nn.Module:
+    """Return the model that torch.compile, DDP or DataParallel has been put around.
+
+    >>> model = nn.Linear(2, 1)
+    >>> unwrapped_model(nn.DataParallel(model)) is model
+    True
+    """
+    while True:
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        else:
+            return model
+
+
 def _all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     wrapped = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while type(model).__name__ == "_FabricModule":  # of Lightning's Fabric, which has everything in it twice

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..costs.selection import unwrapped_model
 from ..pruning.hooks import unwrapped
 
 __all__ = ["inner_model", "inner_optimizers"]
@@ -37,10 +38,4 @@ def inner_model(model: nn.Module) -> nn.Module:
     >>> inner_model(torch.compile(model)) is model
     True
     """
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    return unwrapped_model(model)

@@ -26,8 +26,6 @@ _MOVE = 0.25
 #: So many weights are looked at together on a CPU, whose caches hold them, and elsewhere: small tensors at once, as
 #: calling operators takes its time, and large ones in pieces, as a dozen copies of them might not fit into memory.
 _TOGETHER, _ELSEWHERE = 2**18, 2**22
-
-
 #: Edits that leave no trace are looked for once in so many steps at least, and are no accident after so many finds.
 _RARELY, _CERTAIN = 512, 3
 
@@ -157,9 +155,9 @@ class Edits:
         if found and (again or self._found == _CERTAIN) and not self._unseen:
             self._unseen = True
             warnings.warn(
-                "Pruned weights are changed between steps through .data, which leaves no trace, and were shrunk again "
-                "each time. They are looked through in every step from now on, which takes time. Change them in place "
-                "under torch.no_grad() instead, as in weight.mul_(0.999).",
+                "Pruned weights are changed between steps through .data, which leaves no trace, and became new latent "
+                "weights each time. They are looked through in every step from now on, which takes time. Change them "
+                "in place under torch.no_grad() instead, as in weight.mul_(0.999).",
                 stacklevel=2,
             )
 

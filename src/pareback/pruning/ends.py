@@ -158,9 +158,8 @@ class Lander:
             return
         for i, (latent, parameter) in enumerate(zip(step.mount.latents(), step.parameters, strict=True)):
             weight = local(parameter.detach())
-            if (
-                int((weight == 0).sum()) < _MOVED * weight.numel()
-            ):  # no pruned network: this one may have moved a little
+            zeros = weight.numel() - int(weight.count_nonzero())
+            if zeros < _MOVED * weight.numel():  # no pruned network: this one may have moved a little
                 step.mount.keep_values([i], step.controller.state.threshold)
             (written,) = shrunk([latent], step.controller.state.threshold[i : i + 1], self._step.exponent)
             kept = weight != 0

@@ -359,7 +359,8 @@ class Pruner:
             yield
             return
         self._settle()
-        shown = [local(p.detach()).clone() for p in self.parameters]
+        weights = [local(p.detach()) for p in self.parameters]
+        shown = [(weight, weight.clone()) for weight in weights]
         with torch.no_grad(), self._step.edits.writing():
             edited = self._step.edited()
             self._lander.take_over()
@@ -371,9 +372,7 @@ class Pruner:
         finally:
             self._attachment.looking = ""
             with self._step.edits.writing():
-                for parameter, value in zip(self.parameters, shown, strict=True):
-                    local(parameter.detach()).copy_(value)
-                _give_back(edited)
+                _give_back([*shown, *edited])
 
     def landed_tensors(self) -> dict[str, Tensor]:
         """Return by name copies of the weights that :meth:`landed` would show; none where it would show no others."""

@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 
 from ..costs.limits import Range
 from ..errors import InvalidUse
-from ..kernels import Moments, PassRecord, Sweep, count, measure, native, shrunk
+from ..kernels import Moments, PassRecord, Sweep, count, measure, native
 from ..sharding import Shards, local
 from ..thresholds.controller import BAND, Controller, Cut
 from ..thresholds.masks import MaskRule
 from ..thresholds.native import NativeStep
 from ..thresholds.search import counter, keep_at_most
-from .edits import Edits
+from .edits import Edits, is_edited
 from .groups import Groups
 
 if TYPE_CHECKING:
@@ -388,8 +388,7 @@ class Step:
         kept = []
         for i, (parameter, latent) in enumerate(zip(self.parameters, latents, strict=True)):
             weight = local(parameter.detach())
-            (written,) = shrunk([latent], thresholds[i : i + 1], self.exponent)
-            if not torch.equal(weight, written):
+            if is_edited(weight, latent, thresholds[i], self.exponent):
                 kept += [(weight, weight.clone()), (latent, latent.clone())]
         return kept
 
